@@ -21,9 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from stepscope.records.source_lines import BatchPlace
 from stepscope.trace.decode import Oddities
 from stepscope.trace.run_folder.step_files import read_step_columns
-from stepscope.ui.editor.batch_size import batch_curve, batch_in_source, text_with_batch
+from stepscope.ui.editor.batch_size import batch_curve, batch_in_source
 from stepscope.ui.editor.line_costs import line_costs_of
 from stepscope.ui.editor.profile_child import profile_script
 
@@ -53,6 +54,16 @@ def main() -> None:
     within = sum(row["within"] for row in rows)
     right_peaks = sum(row["peak_within"] for row in rows)
     print(f"{within} of {len(rows)} steps within their bars, {right_peaks} of {len(rows)} peaks")
+
+
+def text_with_batch(text: str, place: BatchPlace, batch: int) -> str:
+    """Return the source with another batch size."""
+    lines = text.split("\n")  # carriage returns stay where they are
+    spots = [(place.line, place.column, place.end_column), *place.also]
+    for number, column, end in sorted(spots, reverse=True):  # the last one first: columns shift
+        line = lines[number - 1]
+        lines[number - 1] = f"{line[:column]}{batch}{line[end:]}"
+    return "\n".join(lines)
 
 
 def compare(script: Path, place: Path, rounds: int) -> list[dict[str, object]]:

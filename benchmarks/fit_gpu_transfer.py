@@ -365,15 +365,8 @@ def _timed(
     fit: TransferFit,
 ) -> Floats:
     size = 4 if dtype == "fp32" else 2
-    kernel = kernel_time.product_ms(
-        *shapes.T,
-        rate=rate,
-        full_rate=max(rate, gpu.full_rates[dtype]),
-        element_bytes=size,
-        gpu=gpu,
-        how=how,
-        fit=fit,
-    )
+    reached = kernel_time.DtypeRate(rate, max(rate, gpu.full_rates[dtype]), size)
+    kernel = kernel_time.product_ms(shapes, reached, gpu, how, fit)
     return np.maximum(launch, HIDDEN_LAUNCH * launch + kernel)
 
 

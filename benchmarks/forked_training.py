@@ -33,7 +33,8 @@ from stepscope.bench.workload import TrainingPlace
 from stepscope.fix.begin import begin
 from stepscope.measure.hooks import install
 from stepscope.measure.patches import surrounds, when_imported
-from stepscope.measure.session.session import Session, TrialSession
+from stepscope.measure.session.session import Session
+from stepscope.measure.session.trial import TrialLog
 from stepscope.measure.settings import Settings
 from stepscope.measure.steps.step_times import Anchor
 
@@ -304,10 +305,8 @@ class _Training:
             sample_hz=0,
             remedies=self._way.remedies,
         )
-        with_remedies = bool(settings.remedies)
-        self._session = (
-            TrialSession(settings, self._changed) if with_remedies else Session(settings)
-        )
+        trial = TrialLog(self._changed, 0, keep_losses=False) if settings.remedies else None
+        self._session = Session(settings, trial=trial, from_outside=trial is not None)
         install(self._session)
         first = self._number + window.wait + window.warmup
         return range(first, first + window.active)

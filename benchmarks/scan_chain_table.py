@@ -101,8 +101,8 @@ def describe(analysis: ChainAnalysis) -> dict[str, Any]:
             {"products": level.products, "flops": level.flops, "critical": level.largest}
             for level in analysis.levels
         ],
-        "critical_flops": analysis.critical_flops,
-        "chain_flops": analysis.chain_flops,
+        "critical_flops": sum(level.largest for level in analysis.levels),
+        "chain_flops": sum(analysis.one_by_one),
         "step_over_baseline": max(level.largest for level in analysis.levels) / largest,
     }
 

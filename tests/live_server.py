@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
-from stepscope.ui.serve.live_routes import live_routes
+from stepscope.ui.serve.live_routes import LiveAnswers
 
 PAGE = Path(__file__).parent.parent / "src/stepscope/ui/serve/page"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
@@ -63,7 +63,7 @@ async def file(request: Request) -> Response:
 def serving(folders: dict[str, Path]) -> Iterator[str]:
     """The server's address."""
     routes = [
-        *live_routes(Folders(folders)),
+        *LiveAnswers(Folders(folders)).routes(),
         Route("/runs/{run_id}", page),
         Route("/live.js", file),
         Route("/live.css", file),

@@ -170,6 +170,24 @@ def test_the_house_stays_as_small_as_it_is() -> None:
     )
 
 
+OTHERS = {"train.py", "a.py", "b.py", "resource.py", "json.py", "token.py", "types.py"}  # of users
+OTHERS |= {"cudagraph_trees.py", "default_worker.py"}  # of torch and of Ray
+
+
+def test_files_that_comments_name_exist() -> None:
+    files = {
+        file.name
+        for folder in ("src", "tests", "benchmarks")
+        for file in house.files(ROOT / folder)
+    }
+    none_of(
+        f"{file.relative_to(SOURCE)}: {name}"
+        for file in house.files(SOURCE)
+        for name in re.findall(r"(?<![\w/*.])[a-z_]+\.py\b", file.read_text())
+        if name not in files | OTHERS
+    )
+
+
 MOST_LINES = 700  # a file is a subject: cut where another subject begins, not at a number
 
 

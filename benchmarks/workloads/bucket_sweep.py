@@ -18,7 +18,7 @@ from paused_layers import paused_model
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.fix.ddp import tune_buckets
-from stepscope.fix.ddp.reducer import (
+from stepscope.fix.ddp.gradient_exchange import (
     BucketSizes,
     bucket_indices,
     rebuild_reducer,

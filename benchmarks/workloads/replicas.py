@@ -15,7 +15,6 @@ import os
 import random
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from stepscope.measure.calibrate.collectives import (
     Buffers,
     ContentionTimer,
-    Sweeper,
+    KindSweeper,
     elements,
     make_groups,
 )
@@ -158,7 +157,8 @@ def run_rounds(
     world = make_groups()[0]
     sizes = [1 << power for power in range(10, 1 + (options.largest - 1).bit_length(), 2)]
     buffers = Buffers.allocate(elements(sizes[-1], world.size), torch.device("cpu"))
-    sweeper = Sweeper(kind="all_reduce", group=world, buffers=buffers, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    sweeper = KindSweeper(kind="all_reduce", group=world, buffers=buffers, device=cpu)
     found: dict[str, Any] = {"alone": [], "sweeps": [], "contention": [], "load": []}
     found["together"] = {str(mb): [] for mb in together}
     for number in range(options.rounds):
@@ -170,8 +170,7 @@ def run_rounds(
                 found["alone"].append(alone.timed(options.steps))
             elif part == "sweep":
                 budget = round(options.seconds * 1e9)
-                sweep = sweeper.run(sizes, budget, number, lambda _: None)
-                found["sweeps"].append(asdict(sweep))
+                found["sweeps"].append(sweeper.run(sizes, budget, number, lambda _: None))
                 if world.place is not None and not options.sleep:
                     beside = ContentionTimer(world.place, buffers)
                     found["contention"].append(beside.run(sizes[-1], quick=True))

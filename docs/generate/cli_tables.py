@@ -7,9 +7,8 @@ from functools import cache
 from html import escape
 from typing import TYPE_CHECKING
 
+from catalogue import OptionSection, VerbEntry, catalogue
 from page_text import code, table
-
-from stepscope.ui.cli.verbs import OptionSection, VerbEntry, catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
         UnreadableInputError,
         UsageError,
     )
-    from stepscope.explain.explain_job import explain_job
-    from stepscope.explain.explain_together import explain_together
+    from stepscope.explain.explain_job import explain_job, explain_together
     from stepscope.explain.rank import explain_rank
     from stepscope.measure.watch import region, watch
     from stepscope.trace.read import read_trace
@@ -49,7 +48,7 @@ _HOME = {
     "compare": "stepscope.ui.api",
     "explain_job": "stepscope.explain.explain_job",
     "explain_rank": "stepscope.explain.rank",
-    "explain_together": "stepscope.explain.explain_together",
+    "explain_together": "stepscope.explain.explain_job",
     "load_ipython_extension": "stepscope.ui.notebook_magic",
     "read_trace": "stepscope.trace.read",
     "region": "stepscope.measure.watch",

@@ -6,11 +6,16 @@
     ├── NotCapturedError        4   the input is fine but does not hold what was asked for
     └── SlowerError             5   B is slower than --fail-on-slower allows; nothing went wrong
 
+Two more end no command: RefusedError says why a change does not fit a training, and
+TrainingStopped (6) ends a training that must not go on.
+
 A message says what happened, where, and what to do; further arguments are lines that stand below
 it. They are caught once, in ui/cli.
 """
 
 from __future__ import annotations
+
+import sys
 
 
 class StepscopeError(Exception):
@@ -41,3 +46,21 @@ class SlowerError(StepscopeError):
     """The answer was given, and it is one that the caller wanted to be stopped by."""
 
     exit_code = 5
+
+
+class RefusedError(Exception):
+    """A change that does not fit this training; the message says why."""
+
+
+class TrainingStopped(SystemExit):
+    """Ends this process: to train on would train something else.
+
+    It is no Exception: a script's own `except Exception` must not catch it and train on.
+    """
+
+    exit_code = 6
+
+    def __init__(self, why: str) -> None:
+        super().__init__(self.exit_code)
+        self.why = why
+        sys.stderr.write(f"stepscope: the training was stopped: {why}\n")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 from made_times import ALPHA, BETA, GAMMA, MESSAGE, START, made_raw
 
-from stepscope.predict.collective_algorithms import FORMULAS
 from stepscope.predict.collective_laboratory import (
+    FORMULAS,
     analyse,
     count_terms,
     measured_crossing,
@@ -18,16 +20,17 @@ from stepscope.predict.collective_laboratory import (
 from stepscope.records.collective_schedules import (
     ALGORITHMS,
     COLLECTIVES,
+    CollectiveSchedule,
     build_schedule,
     square_groups,
 )
 from stepscope.records.hardware import AlgorithmTimes, LaboratoryReport, PredictedSize
 from stepscope.ui.html.calibration import (
     contribution_words,
-    draw_alone,
     draw_schedule,
     write_laboratory,
 )
+from stepscope.ui.html.render import read_page_file
 from stepscope.ui.terminal.measurements import print_laboratory
 from stepscope.ui.topics.measurements import crossovers_right, laboratory_answer, laboratory_json
 
@@ -45,9 +48,22 @@ def test_the_formula_is_what_the_schedule_costs(algorithm: str) -> None:
     for kind in COLLECTIVES:
         for ranks in range(2, 17) if everywhere else (2, 4, 8, 16):
             counted = count_terms(build_schedule(algorithm, kind, ranks))
-            formula = FORMULAS[algorithm, kind].terms(ranks, len(square_groups(ranks)[0]))
-            for name in ("steps", "sent", "added"):
-                assert getattr(counted, name) == pytest.approx(getattr(formula, name))
+            formula = FORMULAS[algorithm, kind]
+            for symbol, number in zip(
+                "αβγ", (counted.steps, counted.sent, counted.added), strict=True
+            ):
+                assert number == pytest.approx(evaluate(formula, symbol, ranks))
+
+
+def evaluate(formula: str, symbol: str, ranks: int) -> float:
+    """What stands before α, β or γ in a formula as people write it, for one byte."""
+    group = len(square_groups(ranks)[0])
+    known: dict[str, float] = {"p": ranks, "r": group, "h": ranks // group}
+    known |= {"U": (ranks - 1).bit_length(), "L": math.log2(ranks)}
+    known |= {each: float(each == symbol) for each in "αβγ"}
+    text = formula.replace("⌈log p⌉", "U").replace("log p", "L").replace("·", "*")
+    text = re.sub(r"(?<=\d)\s*(?=[(UL])", "*", text.replace("n", ""))
+    return float(eval(text, {}, known))
 
 
 def test_three_ranks_fold_one_into_another() -> None:
@@ -194,3 +210,23 @@ def test_partial_sums_are_named_by_their_ranks() -> None:
 def test_the_picture_in_the_docs_is_the_schedule_that_runs() -> None:
     drawn = draw_alone(build_schedule("ring", "all_reduce", 4))
     assert (ROOT / "docs/images/ring.svg").read_text() == drawn + "\n"
+
+
+def draw_alone(schedule: CollectiveSchedule) -> str:
+    """The same as a file of its own, with the page's light colours."""
+    rules = [
+        "svg text { font: 11px var(--font); fill: var(--muted); }",
+        *(
+            line
+            for line in read_page_file("laboratory.css").splitlines()
+            if line.startswith(("svg .diagram", "svg .shade", "svg .is-"))
+        ),
+    ]
+    used = set(re.findall(r"var\((--[\w-]+)", "".join(rules)))
+    light = read_page_file("report.css").split("}", 1)[0]
+    colours = [line.strip() for line in light.splitlines() if line.strip().split(":")[0] in used]
+    style = "\n".join(["<style>", f"svg {{ {' '.join(colours)} }}", *rules, "</style>"])
+    drawn = str(draw_schedule(schedule))
+    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        ">", f">{style}", 1
+    )

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from proof import prove
 
 from stepscope.errors import UsageError
 from stepscope.measure.calibrate.collective_algorithms import plan_rank
@@ -21,7 +22,6 @@ from stepscope.records.collective_schedules import (
     build_probes,
     build_schedule,
     chunk_bounds,
-    prove,
     runs,
     simulate,
     square_groups,

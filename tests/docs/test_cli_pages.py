@@ -10,9 +10,10 @@ from pathlib import Path
 
 import click
 import pytest
+from catalogue import catalogue
 from test_how_to import calls_of_stepscope, parse
 
-from stepscope.ui.cli.verbs import VERBS, catalogue
+from stepscope.ui.cli.verbs import VERBS
 
 FOLDER = Path(__file__).parents[2] / "docs/reference/cli"
 INDEX = FOLDER / "README.md"

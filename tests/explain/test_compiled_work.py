@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.compiled import explain_compiled, is_mostly_compiled
-from stepscope.explain.compiled.summary import compile_seconds, list_eager, list_recompiled
+from stepscope.explain.compiled.summary import (
+    compile_seconds,
+    explain_compiled,
+    list_eager,
+    list_recompiled,
+)
 from stepscope.explain.flops.prices import price_graph
 from stepscope.explain.rank import explain_analysis, truncate_tables
 from stepscope.explain.rank_analysis import RankAnalysis
@@ -208,8 +212,8 @@ def test_a_graph_opens_up_to_lines(read: Read) -> None:
     assert lines[7].bytes_moved == 4 * (8 * 16 + 16 * 32 + 8 * 32)
     assert lines[9].bytes_moved == 2 * 1024
     assert sum(line.share or 0.0 for line in lines.values()) == pytest.approx(1)
-    assert is_mostly_compiled(work, computing_ms=0.03)
-    assert not is_mostly_compiled(work, computing_ms=1.0)
+    assert work.is_most_of(0.03)
+    assert not work.is_most_of(1.0)
 
 
 def test_a_compiled_step_that_waits_for_its_host_is_not_told_to_compile(read: Read) -> None:

@@ -10,7 +10,9 @@ import pytest
 from benches import analyse
 from stepscope import explain_rank
 from stepscope.explain.cpu_use import free_threads, idle_cores, measure_cpu_use, speedup
-from stepscope.explain.findings import BESIDE_OTHERS, slow_products, thread_oversubscription
+from stepscope.explain.findings import BESIDE_OTHERS
+from stepscope.explain.findings.device import slow_products
+from stepscope.explain.findings.host import thread_oversubscription
 from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.verdict import judge

@@ -43,7 +43,7 @@ def texts(file: Path) -> list[str]:
     return plain + parts
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.py")), ids=lambda file: file.stem)
 def test_no_finding_promises_a_change(file: Path) -> None:
     assert not [text for text in texts(file) if PROMISE.search(text)]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stepscope.explain.compiled import explain_compiled, open_regions
 from stepscope.explain.compiled.graph_calls import align_kernels, align_operators
-from stepscope.explain.compiled.graph_kernels import split_fused_name
+from stepscope.explain.compiled.graph_kernels import open_regions, split_fused_name
+from stepscope.explain.compiled.summary import explain_compiled
 from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel, GraphOperator

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.lines import cost_lines
-from stepscope.explain.lines.costs import operator_times, tensor_shapes, work_of
+from stepscope.explain.line_costs import cost_lines, operator_times, tensor_shapes, work_of
 
 from .build import AUTOGRAD, MAIN, Events, kernel, note, op, step
 

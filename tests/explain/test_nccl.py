@@ -18,7 +18,7 @@ from stepscope.explain.findings import find_in_nccl, load_rules
 from stepscope.explain.nccl_logs import explain_nccl
 from stepscope.records.explanation import Finding, NcclSummary
 from stepscope.records.nccl import NcclLog
-from stepscope.trace.nccl_log import read_nccl_log
+from stepscope.trace.nccl_log.read import read_nccl_log
 from stepscope.ui.terminal.console import make_console
 from stepscope.ui.terminal.distributed import nccl_sections
 

@@ -10,7 +10,7 @@ import pytest
 from jobs import Plan, make_job
 from jobs_files import write_job
 from stepscope.explain.explain_job import explain_job
-from stepscope.explain.findings import not_training_together
+from stepscope.explain.findings.communication import not_training_together
 from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.explain.job.rank_part import exchanges_gradients

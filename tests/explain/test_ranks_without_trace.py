@@ -16,8 +16,9 @@ from stepscope.explain.incomplete_ranks import describe_untraced, is_rank_folder
 from stepscope.explain.job.rank_part import MOST_CELLS, calls_of_run, empty_part, most_steps
 from stepscope.explain.whole_run.account import measure_spread
 from stepscope.records.job import LoggedCollectives
-from stepscope.records.rank import RankWithoutTrace, StepColumns, number_spans
+from stepscope.records.rank import RankWithoutTrace, StepColumns
 from stepscope.records.run import RankRun
+from stepscope.text.words import number_spans
 from stepscope.trace.discover import find_job_files
 from stepscope.ui.topics.explanation_json import explanation_json
 
@@ -109,8 +110,8 @@ def test_why_ranks_have_no_trace() -> None:
 
 
 def test_numbers_become_ranges() -> None:
-    assert number_spans([7, 0, 1, 2, 2]) == ((0, 2), (7, 7))
-    assert number_spans([]) == ()
+    assert number_spans([7, 0, 1, 2, 2]) == [(0, 2), (7, 7)]
+    assert number_spans([]) == []
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 import stepscope
 from server_runs import BEGAN_NS, MS, write_run
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
-from stepscope.explain.findings.barrier_waits import find as find_barrier_waits
-from stepscope.explain.findings.server_bound import find as find_server_bound
+from stepscope.explain.findings.communication.barrier_waits import find as find_barrier_waits
+from stepscope.explain.findings.communication.server_bound import find as find_server_bound
 from stepscope.explain.job.late_ranks import judge_whole_run
 from stepscope.explain.parameter_server import find_straggling, mean_of_slowest, summarise_together
 from stepscope.records.folders import COORDINATOR_FILE, SERVER_FOLDER

@@ -8,7 +8,7 @@ import pytest
 from injected import run_injected, run_patched
 from training_scripts import CLIPS, TRAINER
 
-from stepscope.fix.remedies.activation_checkpointing import FIX
+from stepscope.fix.remedies.memory.activation_checkpointing import FIX
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injected
 from training_scripts import ADAPTS, ADVERSARIAL, BY_HAND, EVALUATES, HOOKS, TRAINER
 
-from stepscope.fix.remedies.bf16 import FIX
+from stepscope.fix.remedies.precision.bf16 import FIX
 from stepscope.records.script_facts import Built, ScriptFacts
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from injected import assert_patch_trains_the_same, run_injected
 from training_scripts import CONVOLUTIONS
 
-from stepscope.fix.remedies.channels_last import FIX
+from stepscope.fix.remedies.compute.channels_last import FIX
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:

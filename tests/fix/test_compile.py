@@ -10,7 +10,7 @@ from training_scripts import ADVERSARIAL, CLIPS, CONVOLUTIONS, DDP, TRAINER
 
 from stepscope.errors import UsageError
 from stepscope.fix.named_changes import choose
-from stepscope.fix.remedies.compile import FIX
+from stepscope.fix.remedies.compute.compile import FIX
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:

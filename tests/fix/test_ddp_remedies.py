@@ -10,9 +10,9 @@ from ddp_scripts import BRANCHES, PLAIN
 from injected import assert_patch_trains_the_same, patch_of, run_injected
 
 from stepscope.errors import UsageError
-from stepscope.fix.built_objects import count_buckets
 from stepscope.fix.named_changes import choose, choose_all
 from stepscope.fix.proposal import Script, edited
+from stepscope.fix.remedies.distributed.ddp import count_buckets
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:

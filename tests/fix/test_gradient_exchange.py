@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.fix.refusal import EXIT_CODE, TrainingStopped
-from stepscope.fix.remedies import sync_once
-from stepscope.fix.remedies.sync_once import GradientExchange
+from stepscope.errors import TrainingStopped
+from stepscope.fix.remedies.distributed import sync_once
+from stepscope.fix.remedies.distributed.sync_once import GradientExchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +184,7 @@ def test_gradients_that_cannot_be_averaged_are_never_passed_over(
     monkeypatch.setattr(sync_once, "average_gradients", fail)
     job = Job(3)
     job.one_pass()
-    with pytest.raises(TrainingStopped, match=str(EXIT_CODE)) as stopped:
+    with pytest.raises(TrainingStopped, match=str(TrainingStopped.exit_code)) as stopped:
         job.step()
     assert "connection closed" in stopped.value.why
 
@@ -219,8 +219,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from stepscope.fix import gradient_exchange
-from stepscope.fix.remedies.sync_once import GradientExchange, average_gradients
+from stepscope.fix.remedies.distributed import sync_once
+from stepscope.fix.remedies.distributed.sync_once import GradientExchange, average_gradients
 from stepscope.fix.training_process import TrainingProcess
 
 rank = int(sys.argv[1])
@@ -253,7 +253,7 @@ with ddp.no_sync():
     ddp(x).square().sum().backward()
 reduce = dist.all_reduce
 dist.all_reduce = lambda *args, **kw: (calls.append(args), reduce(*args, **kw))
-gradient_exchange._BUCKET_BYTES = 1000
+sync_once._BUCKET_BYTES = 1000
 average_gradients(ddp)
 for parameter, gradient in zip(net.parameters(), expected):
     assert (parameter.grad is None) == (gradient is None)
@@ -299,10 +299,10 @@ def test_averaging_takes_one_exchange_for_many_tensors_and_gives_ddps_gradients(
         assert int(run.stdout) == 5
 
 
-@pytest.mark.parametrize("fails", ["gradient_exchange._prepared_buckets", "dist.all_reduce"])
+@pytest.mark.parametrize("fails", ["sync_once._prepared_buckets", "dist.all_reduce"])
 def test_one_rank_that_cannot_average_stops_all(tmp_path: Path, fails: str) -> None:
     for run in run_two(_FAILS.replace("FAILS", fails), tmp_path):
-        assert run.returncode == EXIT_CODE, run.stderr
+        assert run.returncode == TrainingStopped.exit_code, run.stderr
         assert "the training was stopped: sync-once could not average gradients" in run.stderr
         assert run.stdout.startswith("sync-once could not average")  # what rank.json will say
         assert "trained on" not in run.stdout

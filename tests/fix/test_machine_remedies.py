@@ -11,8 +11,9 @@ from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injec
 
 from stepscope.fix.named_changes import choose_all, environment, with_changes
 from stepscope.fix.proposal import Script
-from stepscope.fix.remedies import FIXES, cpu_allocator
-from stepscope.fix.remedies.pin_ranks import share_cores
+from stepscope.fix.remedies import FIXES
+from stepscope.fix.remedies.host import cpu_allocator
+from stepscope.fix.remedies.host.pin_ranks import share_cores
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ There is no GPU here: a made-up link copies at once and writes down what it was 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,13 +74,12 @@ class NotedLink:
 
 
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[NotedLink]:
+def link(monkeypatch: pytest.MonkeyPatch) -> NotedLink:
     monkeypatch.setattr(offload_offers, "LEAST_BYTES", 256)
     noted = NotedLink()
     gc.collect()
-    offload.use_link(CPU, noted)
-    yield noted
-    offload.use_link(CPU, None)
+    monkeypatch.setitem(offload._LINKS, CPU, noted)
+    return noted
 
 
 def steps(model: nn.Module, x: torch.Tensor, count: int = 4) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from stepscope.fix.proposal import Script
 from stepscope.fix.remedies import FIXES
-from stepscope.fix.remedies.fused_optimizer import why_not_fused
+from stepscope.fix.remedies.optimizer.fused_optimizer import why_not_fused
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:

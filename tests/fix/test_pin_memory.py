@@ -11,7 +11,7 @@ from injected import run_injected
 
 from stepscope.fix.proposal import Script, edited
 from stepscope.fix.remedies import FIXES
-from stepscope.fix.remedies.pin_memory import copy_marked_without_waiting, mark_pinned
+from stepscope.fix.remedies.loader.pin_memory import copy_marked_without_waiting, mark_pinned
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 FILE = "/home/u/train.py"

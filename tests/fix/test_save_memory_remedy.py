@@ -13,7 +13,7 @@ from torch import nn
 from stepscope.errors import UsageError
 from stepscope.fix import save_memory
 from stepscope.fix.named_changes import choose
-from stepscope.fix.remedies.save_memory import FIX
+from stepscope.fix.remedies.memory.save_memory import FIX
 from stepscope.fix.saved.attach import saving_content
 from stepscope.records.memory import SAVING_FILE
 from stepscope.records.script_facts import ScriptFacts

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from injected import assert_patch_trains_the_same, run_injected
 
-from stepscope.fix.remedies.scan_backward import FIX
+from stepscope.fix.scan.remedy import FIX
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.fix.proposal import Proposal, Script, edited
-from stepscope.fix.remedies.sdpa import FIX
+from stepscope.fix.remedies.compute.sdpa import FIX
 from stepscope.records.script_facts import ScriptFacts
 
 HEAD = """\

@@ -202,7 +202,8 @@ def test_code_that_each_model_runs_by_itself(name: str, shared: bool) -> None:
 def test_a_weight_that_a_model_leaves_out_has_a_count_of_its_own() -> None:
     trained = train_both(Experts, rows, steps=8)
     twin = torch.optim.Adam(trained.twins[0].parameters())
-    own = trained.array.optimizer_state_of(0)
+    assert trained.array.optimizer is not None
+    own = trained.array.optimizer.export(0)
     twin.load_state_dict(own)
     steps = [int(state["step"]) for state in own["state"].values()]
     assert max(steps) == 8 > min(steps)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from lab import HostProcess, Lab, why_not
 
-from stepscope.records.server_log import MemberChange, Push, ShardRestored, event_from
+from server_event_lines import event_from
+from stepscope.records.server_log import MemberChange, Push, ShardRestored
 
 pytestmark = [
     pytest.mark.slow,

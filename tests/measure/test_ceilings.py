@@ -14,6 +14,7 @@ from stepscope.measure.calibrate import ceilings
 from stepscope.measure.calibrate.ceilings import best_of, measure_ceilings, spread
 from stepscope.measure.calibrate.collectives import (
     Buffers,
+    SweepLimits,
     actual_bytes,
     choose_repeats,
     elements,
@@ -54,11 +55,19 @@ def test_every_rank_gets_the_same_share() -> None:
 def test_small_sizes_are_repeated_more_and_large_ones_go_where_time_is_short() -> None:
     sizes = [1 << 10, 1 << 20, 1 << 26, 1 << 28]
     pilot = [100_000, 1_000_000, 100_000_000, 1_000_000_000]
-    assert choose_repeats(sizes, pilot, 60_000_000_000) == [25, 25, 3, 3]
-    assert choose_repeats(sizes, pilot, 2_000_000_000) == [25, 25, 3]
-    assert choose_repeats(sizes, pilot, 1) == [25, 25]
+    assert repeats(sizes, pilot, 60_000_000_000) == [25, 25, 3, 3]
+    assert repeats(sizes, pilot, 2_000_000_000) == [25, 25, 3]
+    assert repeats(sizes, pilot, 1) == [25, 25]
     small = [1 << 10, 1 << 12, 1 << 14]
-    assert choose_repeats(small, [10**9] * 3, 1) == [3, 3, 3]
+    assert repeats(small, [10**9] * 3, 1) == [3, 3, 3]
+    limits = SweepLimits(visit_ns=15_000_000, repeats=(2, 15), passes=(3, 12), always_bytes=0)
+    two = choose_repeats(small, [[10**6, 10**8]] * 3, 3 * 400_000_000, limits)
+    assert two == [[15, 2]] * 2  # contenders share the time
+
+
+def repeats(sizes: list[int], pilot_ns: list[int], budget_ns: int) -> list[int]:
+    chosen = choose_repeats(sizes, [[ns] for ns in pilot_ns], budget_ns, SweepLimits())
+    return [count for (count,) in chosen]
 
 
 def test_two_ranks_have_no_groups_inside() -> None:

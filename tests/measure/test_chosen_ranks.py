@@ -11,11 +11,11 @@ from stepscope.measure.cluster.parallel_layout import _list_members, brief_layou
 from stepscope.measure.ranks import (
     ChosenRanks,
     choose_trace,
-    local_rank,
     parse_ranks,
     spread_evenly,
 )
 from stepscope.measure.writer import flush_interval_s
+from stepscope.records.processors import local_rank
 from stepscope.trace.run_folder.rank_facts import CapturedGroup
 
 

@@ -72,5 +72,5 @@ def test_windows_that_were_asked_for_are_recorded_however_long_they_take(
     assert len(recorded(ProfilerWindows(Settings(folder="x")), plan)) == len(plan) == 1
     windows = ProfilerWindows(Settings(folder="x"))
     early = Schedule.plan(Settings(folder="x")).windows[0]
-    asked = PlannedWindow(first=50, warmup=1, active=3, asked=True)
+    asked = PlannedWindow(first=50, warmup=1, active=3, kind="asked")
     assert recorded(windows, (early, asked)) == [2, 51]

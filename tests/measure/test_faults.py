@@ -262,7 +262,7 @@ def test_a_compiled_model_is_captured_and_unchanged(tmp_path: Path) -> None:
 def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path) -> None:
     path = script(
         tmp_path,
-        before="from stepscope.measure import session; now = time.time_ns",
+        before="from stepscope.measure.session import session; now = time.time_ns",
         inside="if step == 8: session.time_ns = lambda: now() - 10**12",
     )
     done = call(ours(path, tmp_path / "run"))

@@ -122,7 +122,7 @@ def test_a_profiler_is_not_stopped_under_a_collective(tmp_path: Path) -> None:
     ranks = run_ranks(
         tmp_path,
         f"""
-        from stepscope.measure import window
+        from stepscope.measure.profiler import windows as window
         from stepscope.measure.session.session import Session
         from stepscope.measure.settings import Settings
         window.PATIENCE_S = 0.05
@@ -184,7 +184,7 @@ def test_a_step_ends_where_it_ends_however_long_the_wait(
     window.start()
     torch.ones(3).sinh()
     assert window.finish()
-    window.close()
+    window.file.close()
     events = {event["name"]: event for event in events_in(tmp_path / "trace.json.gz")}
     step = events["ProfilerStep#7"]
     assert step["ts"] <= events["aten::sinh"]["ts"] < step["ts"] + step["dur"]
@@ -210,7 +210,7 @@ def test_a_window_that_has_to_wait_records_nothing_more(
     assert not window.finish()
     assert window.finish()
     assert not torch.autograd._profiler_enabled()
-    window.close()
+    window.file.close()
     (first, second, third) = asked
     assert first == (window_collectives.PATIENCE_S, None)
     assert second == third

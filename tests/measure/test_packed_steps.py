@@ -144,7 +144,7 @@ KILLED = """
 import sys, time
 from collections import deque
 from pathlib import Path
-from stepscope.measure import packed_steps
+from stepscope.measure import writer as packed_steps
 from stepscope.measure.writer import LineWriter
 packed_steps.BLOCK, packed_steps.KEPT = 300, 10
 queue = deque()

@@ -31,14 +31,13 @@ def segment(address: int, size: int, pool: Any = (0, 1), **blocks: int) -> dict[
         block = {"size": live, "requested_size": blocks.get("asked", live)}
         listed.append(block | {"state": "active_allocated"})
     row = {"address": address, "total_size": size, "device": 0, "blocks": listed}
-    return row if pool is None else row | {"segment_pool_id": pool}
+    return row | {"segment_pool_id": pool}
 
 
 def test_pools_are_the_segments_that_name_one() -> None:
     pools = read_pools(
         [
             segment(0, 4 * MB, (0, 0), live=MB),  # the shared pool
-            segment(8 * MB, 2 * MB, None),  # before torch 2.1
             segment(20 * MB, 6 * MB, (0, 1), live=MB, asked=1000),
             segment(40 * MB, 2 * MB, (0, 1)),
             segment(60 * MB, 2 * MB, (3, 0)),

@@ -27,7 +27,6 @@ def test_only_kernels_between_marks_count() -> None:
     kernels += [(50, 9, "fill"), (60, 1, spin), (70, 8, "gemm"), (80, 1, spin)]
     assert split_by_marks(kernels[::-1], 2) == [9.0, 8.0]
     assert split_by_marks(kernels, 3) is None
-    assert split_by_marks(None, 1) is None
 
 
 def test_an_optimizer_update_whose_factors_are_not_recorded() -> None:

@@ -65,7 +65,7 @@ def test_regular_windows_go_on_without_end() -> None:
     month = plan.opens(2_600_000)
     assert month is not None
     assert month.file == "trace-step-2600001.json.gz"
-    assert month.regular
+    assert month.kind == "regular"
     assert plan.next_due(2_600_004) == 2_600_010
 
 
@@ -79,7 +79,7 @@ def test_regular_windows_leave_plain_steps_between_them() -> None:
 
 def test_a_window_that_is_asked_for_on_the_way_opens_once() -> None:
     plan = schedule(wait=4, warmup=1, active=2)
-    plan.extra = PlannedWindow(first=20, warmup=1, active=3, alone=True)
+    plan.extra = PlannedWindow(first=20, warmup=1, active=3, kind="stall")
     assert roles(plan) == {"opens": [4, 20], "closes": [7, 24], "memory": [8]}
     assert plan.next_due(plan.host_steps[-1] + 1) == 20
 

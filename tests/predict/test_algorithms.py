@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import UsageError
-from stepscope.predict.collective_algorithms import compare_algorithms, hop_of_ring
+from stepscope.predict.collective_algorithms import compare_algorithms, hop_of_line
 from stepscope.records.hardware import CollectiveFit, Segment
 
 
@@ -48,7 +48,7 @@ def test_a_hop_comes_out_of_a_measured_ring() -> None:
         kind="all_reduce", group="world", group_size=4, segments=segments, measured=(),
         passes=4, noise=0.0, held_out=0.0, held_out_sizes=0.0,
     )  # fmt: skip
-    hop = hop_of_ring(fit)
+    hop = hop_of_line(fit.segments, fit.group_size)
     assert (hop.alpha_ns, hop.beta_ns_per_byte) == pytest.approx((10_000, 0.2))
 
 

@@ -11,9 +11,12 @@ from msgspec.structs import replace
 from benches import bench_for
 from explain.build import call, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.compiling import compile_step
 from stepscope.predict.compiling.compiled_host import count_operators, in_passes, relaunch
-from stepscope.predict.compiling.compiled_step import find_causal_attention, find_mask_checks
+from stepscope.predict.compiling.compiled_step import (
+    compile_step,
+    find_causal_attention,
+    find_mask_checks,
+)
 from stepscope.predict.step_context import Parameters
 from stepscope.predict.whatifs import parse_setting
 

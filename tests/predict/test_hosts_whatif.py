@@ -19,7 +19,7 @@ from stepscope.predict.collective_algorithms import (
 )
 from stepscope.predict.planned_exchange import spans_hosts
 from stepscope.predict.whatifs import find_whatif, parse_setting
-from stepscope.predict.whatifs.hosts import parse_hosts
+from stepscope.predict.whatifs.more_workers import parse_hosts
 from stepscope.records.job import Clock, Job, RankTimes, Stragglers
 from stepscope.step.work import Kind
 

@@ -18,7 +18,8 @@ from benches import bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
-from stepscope.predict.engine import Bench, compare_gpus, table_gpus
+from stepscope.predict.compare_gpus import compare_gpus, table_gpus
+from stepscope.predict.engine import Bench
 from stepscope.predict.other_gpu import kernel_time, retime
 from stepscope.predict.other_gpu.gpu import (
     Gpu,
@@ -95,14 +96,9 @@ def test_a_product_runs_in_whole_waves_of_tiles(multiprocessors: int, ms: float)
     and a multiprocessor does 1e11 FLOP/s at a share of 0.5: 0.2 ms. Ten multiprocessors take 10
     waves, sixteen take 7 (6.25 rounded up), a hundred take one."""
     gpu = made_gpu(multiprocessors, bandwidth=1e6)
-    time = kernel_time.product_ms(
-        *columns(1, 1000, 1000, 500),
-        rate=gpu.rates["fp32"],
-        full_rate=gpu.rates["fp32"],
-        element_bytes=4,
-        gpu=gpu,
-        how=ONE_TILE,
-    )
+    rate = kernel_time.DtypeRate(gpu.rates["fp32"], gpu.rates["fp32"])
+    shapes = np.array([[1.0, 1000.0, 1000.0, 500.0]])
+    time = kernel_time.product_ms(shapes, rate, gpu, ONE_TILE)
     assert time[0] == pytest.approx(ms, rel=1e-3)
 
 

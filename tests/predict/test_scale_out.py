@@ -11,12 +11,13 @@ import pytest
 from ddp_steps import MB, calibration, cpu_trace, ddp_trace, gpu_trace, truth
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from benches import bench_for
 from measured import read_measured_steps
 from stepscope import read_trace
 from stepscope.errors import UsageError
-from stepscope.predict import engine, scale_out
+from stepscope.predict import scale_out
 from stepscope.predict.collective_algorithms import compare_algorithms
 from stepscope.predict.collective_times import (
     TracedAllReduces,
@@ -464,51 +465,37 @@ def test_ranks_of_a_job_tell_how_much_workers_differ(tmp_path: Path) -> None:
     assert found[1] > found[0]
 
 
-# Curves
+# By the number of workers
 
 
-def test_efficiency_is_that_of_one_worker_also_where_several_were_traced(tmp_path: Path) -> None:
-    """Two workers exchange for 900 of 2,400 µs: one alone is faster than either."""
+def test_one_worker_alone_is_faster_than_either_of_two_that_exchange(tmp_path: Path) -> None:
+    """They exchange for 900 of 2,400 µs."""
     nccl = calibration(2, kind="cuda", device="NVIDIA H200", backend="nccl", us_per_mb=100)
-    trace = ddp_trace(tmp_path, elements=1 << 20, dur=900)
-    points = engine.predict_scaling(bench_for(trace, calibrations=(nccl,)), (1, 2, 4)).points
-    assert points[0].efficiency == 1.0
-    assert points[1].efficiency == pytest.approx(points[0].step_ms / points[1].step_ms)
-    assert all(0 < point.efficiency < 1 for point in points[1:])
+    bench = bench_for(ddp_trace(tmp_path, elements=1 << 20, dur=900), calibrations=(nccl,))
+    alone, four = ask(bench, "workers=1"), ask(bench, "workers=4")
+    assert alone.predicted_ms < alone.baseline_ms
+    assert four.throughput_factor < 2.0
 
 
-def test_a_curve_starts_at_what_was_measured_and_loses_efficiency(tmp_path: Path) -> None:
-    found = engine.predict_scaling(cpu_bench(tmp_path), (1, 2, 4, 8))
-    assert [point.workers for point in found.points] == [1, 2, 4, 8]
-    first, *rest = found.points
-    assert (first.step_ms, first.efficiency, first.basis) == (pytest.approx(4.5), 1.0, "measured")
-    assert all(a.step_ms < b.step_ms for a, b in zip(found.points, rest, strict=False))
-    assert all(1 > a.efficiency > 0 for a in rest)
-    assert all(a.low_ms < a.step_ms < a.high_ms for a in found.points)
-    assert all(a.throughput_low < a.throughput < a.throughput_high for a in found.points)
-    assert rest[-1].efficiency == pytest.approx(rest[-1].throughput / 8)
-    assert found.assumptions
-    assert not found.refused
+def test_more_workers_take_longer_and_lose_efficiency(tmp_path: Path) -> None:
+    bench = cpu_bench(tmp_path)
+    counts = (2, 4, 8)
+    found = [ask(bench, f"workers={count}") for count in counts]
+    steps = [4.5, *(prediction.predicted_ms for prediction in found)]
+    assert steps == sorted(steps)
+    assert all(a.low_ms < a.predicted_ms < a.high_ms for a in found)
+    efficiencies = [a.throughput_factor / count for a, count in zip(found, counts, strict=True)]
+    assert 1 > efficiencies[0] > efficiencies[1] > efficiencies[2] > 0
 
 
-def test_a_strong_curve_ends_where_a_worker_has_less_than_a_sample(tmp_path: Path) -> None:
+def test_a_shared_batch_must_have_a_sample_for_each_worker(tmp_path: Path) -> None:
     trace = cpu_trace(tmp_path, [512, 512])
     bench = bench_for(trace, measured=truth(4500), calibrations=(calibration(lost=0.0),))
-    bench.context = type(bench.context)(
-        **{name: getattr(bench.context, name) for name in bench.context.__struct_fields__}
-        | {"batch": 4}
+    bench.context = replace(bench.context, batch=4)
+    assert not ask(bench, "workers=4:strong").refused
+    assert ask(bench, "workers=8:strong").refused == (
+        "workers=8:strong: a batch of 4 is too small for 8 workers",
     )
-    found = engine.predict_scaling(bench, (1, 4, 8), strong=True)
-    assert [point.workers for point in found.points] == [1, 4]
-    assert found.refused == ("workers=8:strong: a batch of 4 is too small for 8 workers",)
-
-
-def test_a_curve_says_why_it_has_no_points(tmp_path: Path) -> None:
-    found = engine.predict_scaling(
-        bench_for(cpu_trace(tmp_path, [512, 512]), measured=truth(4500)), (1, 2)
-    )
-    assert [point.workers for point in found.points] == [1]
-    assert "calibrate" in found.refused[0]
 
 
 # Real recordings
@@ -525,9 +512,7 @@ def test_resnet_on_an_h200_scales_by_its_data_sheet(golden: Path) -> None:
     assert "20 batch norms" in said
     faster = ask(bench, "workers=8", "bandwidth=2")
     assert found.predicted_ms >= faster.predicted_ms >= found.baseline_ms
-    points = engine.predict_scaling(bench).points
-    assert points[-1].workers == 1024
-    assert points[-1].efficiency > 0.5
+    assert ask(bench, "workers=1024").throughput_factor > 0.5 * 1024
 
 
 def test_ddp_over_one_rank_keeps_the_buckets_it_was_traced_with(shared: Path) -> None:

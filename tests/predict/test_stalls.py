@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from benches import bench_for
 from stepscope import UsageError
-from stepscope.predict.engine import predict_scaling
 from stepscope.predict.stalls import describe_stalls, find_stalls, share_stalls
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.rank import MeasuredSteps
@@ -239,7 +238,7 @@ def test_workers_that_share_a_batch_wait_less_for_data(tmp_path: Path) -> None:
     assert predict(bench, "workers=8:strong").stall_ms == pytest.approx(2.0 / 8)
 
 
-def test_the_scaling_curve_starts_at_the_mean(tmp_path: Path) -> None:
-    points = predict_scaling(a_bench(tmp_path, stall("data", 8.0, 25)), (1, 8)).points
-    assert points[0].step_ms == pytest.approx(6.5, rel=0.005)
-    assert points[1].step_ms > points[0].step_ms + 4
+def test_more_workers_stall_as_well(tmp_path: Path) -> None:
+    more = predict(a_bench(tmp_path, stall("data", 8.0, 25)), "workers=8")
+    assert more.baseline_ms == pytest.approx(6.5, rel=0.005)
+    assert more.predicted_ms > more.baseline_ms + 4

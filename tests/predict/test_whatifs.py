@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
@@ -200,9 +201,11 @@ def test_so_is_a_value_that_makes_no_sense(h200: H200, setting: str, word: str) 
         h200.predict("gpt2s_b8_bf16", setting)
 
 
-def test_every_file_in_the_folder_is_a_what_if_that_declares_itself() -> None:
-    names = {module.name.replace("_", "-") for module in iter_modules(whatifs.__path__)}
-    assert names == set(WHATIFS)
+def test_every_file_in_the_folder_has_a_what_if_of_the_table() -> None:
+    places = [whatif.apply.args for whatif in WHATIFS.values()]
+    assert {file for file, _ in places} == {file.name for file in iter_modules(whatifs.__path__)}
+    for file, function in places:
+        assert callable(getattr(import_module(f"{whatifs.__name__}.{file}"), function))
     assert [whatif.name for whatif in WHATIFS.values()] == list(WHATIFS)
     assert all(whatif.help for whatif in WHATIFS.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.text.words import counted, named_ranks, number_ranges, ordinal, plural, sentence
+from stepscope.text.words import counted, named_ranks, ordinal, plural, sentence, short_ranges
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_names_of_code_keep_their_spelling(text: str) -> None:
 
 
 def test_consecutive_numbers_are_written_as_runs() -> None:
-    assert number_ranges([14, 8, 9, 10, 11]) == "8-11, 14"
-    assert number_ranges([0, 2, 4, 6, 8, 10, 12]) == "0, 2, 4, 6, 8, 10, …"
-    assert number_ranges([]) == ""
+    assert short_ranges([14, 8, 9, 10, 11]) == "8-11, 14"
+    assert short_ranges([0, 2, 4, 6, 8, 10, 12]) == "0, 2, 4, 6, 8, 10, …"
+    assert short_ranges([]) == ""
     assert (named_ranks([3]), named_ranks([3, 4])) == ("rank 3", "ranks 3-4")

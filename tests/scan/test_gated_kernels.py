@@ -29,7 +29,7 @@ pytestmark = [
 def test_backward_through_gated_steps(
     steps: int, batch: int, size: int, mixed: int, kept: int, chunk: int
 ) -> None:
-    from stepscope.fix.scan.gated_kernels import backward_rows as by_kernels
+    from stepscope.fix.scan.recurrence_kernels import backward_rows as by_kernels
 
     torch.manual_seed(0)
     gradient = torch.randn(steps, batch, size, device=DEVICE)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepscope.fix.scan import recommend
-from stepscope.fix.scan.recommend import GradientHorizon, _advice
+from stepscope.fix.scan.advice import GradientHorizon, _advice
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from stepscope.fix.refusal import RefusedError
+from stepscope.errors import RefusedError
 from stepscope.fix.scan import (
     ScanRNN,
     affine_maps,

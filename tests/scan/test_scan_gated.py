@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
-from stepscope.fix.refusal import RefusedError
+from stepscope.errors import RefusedError
 from stepscope.fix.scan import ScanGRU, ScanLSTM, scan_backward
 from stepscope.fix.scan import gated_layer as step_jacobians
 from stepscope.fix.scan.gated_layer import gated_layer, gated_layer_backward

@@ -81,7 +81,7 @@ def test_weight_gradients(steps: int, batch: int, size: int, features: int) -> N
 @pytest.mark.parametrize("kind", [torch.float32, torch.complex64])
 def test_linear_recurrences(steps: int, width: int, kind: torch.dtype) -> None:
     """Decays that are conjugate views too, as backward has them."""
-    from stepscope.fix.scan.linear_kernels import scan_pairs
+    from stepscope.fix.scan.recurrence_kernels import scan_pairs
 
     torch.manual_seed(0)
     decay = (0.7 * torch.randn(steps, width, device=DEVICE, dtype=kind)).conj()

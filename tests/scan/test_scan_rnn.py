@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
-from stepscope.fix.refusal import RefusedError
+from stepscope.errors import RefusedError
 from stepscope.fix.scan import ScanRNN, scan_backward
 from stepscope.fix.scan.rnn_layer import SecondDerivativeError
 

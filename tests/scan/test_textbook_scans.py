@@ -1,43 +1,47 @@
-"""The scans as they are taught: the same prefixes, by how many steps."""
+"""Blelloch's scan: the prefixes of a plain loop, in few levels."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 
-from stepscope.fix.scan.chain import blelloch, hillis_steele, one_after_the_other
+from stepscope.fix.scan.chain import blelloch
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 64, 100)
-
-
-def joined(a: str, b: str) -> str:
-    """Associative, not commutative: a wrong order shows."""
-    return a + b
 
 
 def letters(count: int) -> list[str]:
     return [chr(ord("a") + place % 26) for place in range(count)]
 
 
+def scanned(
+    count: int, combine: Callable[[str, str], str] = str.__add__
+) -> tuple[list[str], list[None]]:
+    """Prefixes and levels; `+` of strings is not commutative, so a wrong order shows."""
+    levels: list[None] = []
+    return blelloch(letters(count), combine, "", lambda: levels.append(None)), levels
+
+
 @pytest.mark.parametrize("count", LENGTHS)
-def test_every_scan_gives_every_prefix(count: int) -> None:
-    word = "".join(letters(count))
-    prefixes = [word[: place + 1] for place in range(count)]
-    assert one_after_the_other(letters(count), joined).elements == prefixes
-    assert hillis_steele(letters(count), joined).elements == prefixes
-    assert blelloch(letters(count), joined, "").elements == ["", *prefixes[:-1]]
+def test_every_prefix_without_its_last_element(count: int) -> None:
+    assert scanned(count)[0] == ["", *list(accumulate(letters(count)))[:-1]]
 
 
 @pytest.mark.parametrize("count", LENGTHS[1:])
 def test_the_critical_path_is_logarithmic(count: int) -> None:
-    levels = math.ceil(math.log2(count))
-    assert one_after_the_other(letters(count), joined).depth == count - 1
-    assert hillis_steele(letters(count), joined).depth == levels
-    assert blelloch(letters(count), joined, "").depth == 2 * levels
+    assert len(scanned(count)[1]) == 2 * math.ceil(math.log2(count))
 
 
-def test_blelloch_does_about_twice_the_work_and_hillis_steele_log_times() -> None:
-    """64 elements: 63 up and 63 down; 6 levels of 64, less what has nothing to look back to."""
-    assert blelloch(letters(64), joined, "").combined == 63 + 63
-    assert hillis_steele(letters(64), joined).combined == 6 * 64 - 63
+def test_it_does_about_twice_the_work() -> None:
+    """64 elements: 63 up and 63 down."""
+    pairs = []
+
+    def counted(a: str, b: str) -> str:
+        pairs.append((a, b))
+        return a + b
+
+    scanned(64, counted)
+    assert len(pairs) == 63 + 63

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.nccl import Communicator, NcclLog
-from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
+from stepscope.trace.nccl_log.lines import find_nccl_logs
+from stepscope.trace.nccl_log.read import read_nccl_log
 
 START = "comm 0xa1 rank {rank} nranks 4 cudaDev 0 nvmlDev 0 busId 1b000 commId 0xfeed - Init START"
 COMPLETE = START.replace("START", "COMPLETE")

@@ -19,7 +19,7 @@ from stepscope.step.timeline import mean_budget
 from stepscope.trace.decode import Oddities
 from stepscope.trace.run_folder.rank_facts import read_facts
 from stepscope.trace.run_folder.rank_folder import read_captured, read_rank_folder
-from stepscope.trace.run_folder.step_files import read_steps
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 SIDE = ("rank.json", "steps.jsonl", "memory.json", "clock.json", "comms.jsonl")
 NOTES = {"side-file-unreadable", "side-file-values", "memory-unreadable"}
@@ -71,14 +71,14 @@ def test_a_path_that_is_not_a_file_is_not_captured_and_never_waits(
     folder = read_rank_folder(trace)
     captured, about_memory = read_captured(rank)
     odd = Oddities("steps.jsonl")
-    rows = read_steps(rank / "steps.jsonl", odd)
+    steps = read_step_columns(rank, odd)
     assert time.monotonic() - began < 2
     assert folder is not None
     said = {note.detail for note in (*folder.notes, *about_memory, *odd.notes)}
     missing = what == "dangling"  # says what a file that is not there says: nothing
     assert (name in " ".join(said)) is not missing
     assert (captured is None) is (name == "memory.json")
-    assert (rows == []) is (name == "steps.jsonl")
+    assert (steps is None) is (name == "steps.jsonl")
     assert (folder.rounds == ()) is (name == "clock.json")
     assert (folder.comms == ()) is (name == "comms.jsonl")
     assert (folder.host is None) is (name == "rank.json")
@@ -124,8 +124,9 @@ def test_lines_cut_at_any_byte_lose_the_last_one_only(rank: Path) -> None:
     for end in range(0, len(whole), 31):
         (rank / "steps.jsonl").write_bytes(whole[:end])
         odd = Oddities("steps.jsonl")
-        rows = read_steps(rank / "steps.jsonl", odd)
-        assert whole[:end].count(b"\n") <= len(rows) <= whole[:end].count(b"\n") + 1
+        steps = read_step_columns(rank, odd)
+        count = 0 if steps is None else len(steps)
+        assert whole[:end].count(b"\n") <= count <= whole[:end].count(b"\n") + 1
         assert {note.id for note in odd.notes} <= {"missing-steps"}  # rank.json knows how many
 
 
@@ -189,7 +190,8 @@ def row(step: int, wall_ns: Any = 1_000_000, **more: Any) -> bytes:
 def steps_of(file: Path, *lines: bytes) -> tuple[list[int], Oddities]:
     file.write_bytes(b"\n".join(lines) + b"\n")
     odd = Oddities(file.name)
-    return [row.step for row in read_steps(file, odd)], odd
+    steps = read_step_columns(file.parent, odd)
+    return [] if steps is None else steps.number.tolist(), odd
 
 
 @pytest.mark.parametrize(
@@ -218,26 +220,26 @@ def test_phases_longer_than_their_step_are_not_captured(tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     file.write_bytes(row(1, 100, forward_ns=60, backward_ns=41) + b"\n" + row(2, 100, data_ns=100))
     odd = Oddities(file.name)
-    rows = read_steps(file, odd)
-    assert [(row.forward_ns, row.backward_ns, row.data_ns) for row in rows] == [
-        (0, 0, 0),
-        (0, 0, 100),
-    ]
+    steps = read_step_columns(tmp_path, odd)
+    assert steps is not None
+    assert {name: values.tolist() for name, values in steps.phases_ns.items()} == {"data": [0, 100]}
     assert odd.count == 1
 
 
 def test_an_odd_device_time_leaves_the_wall_time(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_bytes(row(1, 500, device_ns=-3) + b"\n")
-    (found,) = read_steps(tmp_path / "steps.jsonl", Oddities("steps.jsonl"))
-    assert (found.wall_ns, found.device_ns) == (500, None)
+    steps = read_step_columns(tmp_path, Oddities("steps.jsonl"))
+    assert steps is not None
+    assert (steps.wall_ns.tolist(), steps.device_ns) == ([500], None)
 
 
 def test_an_endless_list_of_steps_is_read_in_part_and_reported(rank: Path) -> None:
     with (rank / "steps.jsonl").open("ab") as file:
         file.truncate(1 << 30)
     odd = Oddities("steps.jsonl")
-    rows = read_steps(rank / "steps.jsonl", odd)
-    assert len(rows) == 30
+    steps = read_step_columns(rank, odd)
+    assert steps is not None
+    assert len(steps) == 30
     assert [note.id for note in odd.notes] == ["side-file-cut", "side-file-cut"]
 
 

@@ -20,8 +20,9 @@ import snapshots
 from stepscope.errors import UnreadableInputError
 from stepscope.records.memory import ACTIONS, BLOCK_STATES
 from stepscope.trace.discover import find_traces
+from stepscope.trace.files import is_pickle
 from stepscope.trace.formats import plain_pickle
-from stepscope.trace.formats.plain_pickle import is_pickle, load_plain
+from stepscope.trace.formats.plain_pickle import load_plain
 from stepscope.trace.formats.snapshot import is_snapshot, read_snapshot
 from stepscope.trace.read import read_trace
 

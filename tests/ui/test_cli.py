@@ -134,6 +134,7 @@ def test_wrong_use_is_exit_2(arguments: list[str]) -> None:
         (["data-loading"], "stepscope why data-loading"),
         (["why", "host-bond"], "Did you mean host-bound?"),
         (["run", "--foo", "--", "true"], "No such option --foo."),
+        (["run", "--collect", "--", "true"], "No such option --collect. `stepscope gather` joins"),
         (["run", "--check", "--let-rum", "--", "true"], "Did you mean --let-run?"),
         (["tune", "--dry-run"], "No such option --dry-run. Did you mean --list?"),
         (["tune", "--bogus", "--", "true"], "No such option --bogus."),

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from stepscope.errors import StepscopeError
-from stepscope.predict.engine import compare_gpus
+from stepscope.predict.compare_gpus import compare_gpus
 from stepscope.predict.other_gpu.gpu import find_gpu
 from stepscope.ui.cli.verbs import cli
 from stepscope.ui.cli.whatif import open_bench

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 import pytest
+from catalogue import VerbEntry, catalogue
 from click.testing import CliRunner
 
 from stepscope.ui.cli.options import options_of
-from stepscope.ui.cli.verbs import ALSO, GROUPS, NEWER, VERBS, VerbEntry, catalogue, cli
+from stepscope.ui.cli.verbs import ALSO, GROUPS, NEWER, VERBS, cli
 
 OPTIONS = [
     pytest.param(verb, option, id=f"{verb} {option.opts[0]}")

@@ -16,7 +16,6 @@ from stepscope.verify.tuned_gain import (
     TimedTrial,
     judge,
     level_of_next_test,
-    paired_gain,
     screen,
 )
 
@@ -64,7 +63,8 @@ def test_a_gain_and_its_interval_by_hand() -> None:
     deviation = math.sqrt(
         (0.04**2 / 2 + 0.02**2 / 2) / 2
     )  # of one start, with two degrees of freedom
-    gain = paired_gain(pairs, runs(pairs))
+    gain = judge(pairs, runs(pairs), FALSE_KEEPS).gain
+    assert gain is not None
     reach = student_quantile(2.0, 0.975) * math.sqrt(2) * deviation / math.sqrt(2)
     assert gain.value == pytest.approx(1 - math.exp(-0.11))
     assert gain.low == pytest.approx(1 - math.exp(-0.11 + reach))

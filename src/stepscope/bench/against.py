@@ -30,17 +30,15 @@ from stepscope.bench.run_change import (
     plain_runs,
     run_change,
     run_difference,
+    run_values,
     step_kinds,
     typical_ms,
-    typical_value,
     usual_variance,
 )
 from stepscope.records.comparison import PartChange
 from stepscope.text.figures import unsigned_percent
 from stepscope.verify.change import CONFIDENCE, Estimate
 
-# A bench against saved results: for each workload the change, its interval, and what moved.
-#
 # Only what was measured alike is compared: the same size, settings, remedies and ranks, on a
 # machine of the same kind. Anything else is listed as not comparable, with the reason.
 
@@ -322,7 +320,7 @@ def _said(value: object) -> str:
 # Whether a step waits longer than the base's, however fast the processor is today.
 #
 # How long a step waits of its own accord does not depend on the processor's clock, nor on other
-# programs (computing_and_waiting.py). So the difference is compared in milliseconds and given as a
+# programs (steps.py). So the difference is compared in milliseconds and given as a
 # share of today's step: its computing now, with the base's waiting. A longer wait is a slower step
 # unless the step computes less for it.
 
@@ -349,7 +347,7 @@ def part_changes(
     if not has_parts(then, now):
         return None
     computing_ms = [typical_ms(row.computing_ms) for row in (then, now)]
-    waiting_ms = [typical_value(row.waiting_ms) for row in (then, now)]
+    waiting_ms = [run_values(row.waiting_ms).mean for row in (then, now)]
     step_ms = computing_ms[1] + waiting_ms[0]
     waits = run_difference(then.waiting_ms, now.waiting_ms, step_ms, comparisons=comparisons)
     computes = _computing_change(then, now, comparisons)

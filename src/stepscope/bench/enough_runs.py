@@ -63,7 +63,7 @@ class EnoughRuns:
     def are_there(self, row: WorkloadResult) -> bool:
         """Whether this row needs no further run. Without a base, later runs are taken to differ as
         much, and to be as many."""
-        then = row_of_base(row, self.base.workloads) if self.base is not None else row
+        then = self._base_row(row)
         if then is None or why_not_comparable(then, row):
             return True
         if self._waiting_decides(then, row):
@@ -86,7 +86,7 @@ class EnoughRuns:
 
     def smallest_seen(self, row: WorkloadResult) -> SmallestSeen | None:
         """None where nothing can be compared."""
-        then = row_of_base(row, self.base.workloads) if self.base is not None else row
+        then = self._base_row(row)
         if then is None or why_not_comparable(then, row):
             return None
         comparisons = self._comparisons(then, row)
@@ -99,7 +99,7 @@ class EnoughRuns:
 
     def wants_paced(self, row: WorkloadResult) -> bool:
         """Whether a further run is to be beside a yardstick: the kind that is compared."""
-        then = row_of_base(row, self.base.workloads) if self.base is not None else row
+        then = self._base_row(row)
         return then is not None and is_paced(then, row)
 
     def paces(self, row: WorkloadResult, machine: BenchMachine | None) -> bool:
@@ -117,6 +117,9 @@ class EnoughRuns:
     def can_help(self, machine: BenchMachine | None) -> bool:
         """Runs on this machine; nothing is compared with a base of another one."""
         return self.base is None or not other_machine(self.base.machine, machine)
+
+    def _base_row(self, row: WorkloadResult) -> WorkloadResult | None:
+        return row_of_base(row, self.base.workloads) if self.base is not None else row
 
     def _comparisons(self, then: WorkloadResult, row: WorkloadResult) -> int:
         return self.workloads * count_comparisons(then, row)

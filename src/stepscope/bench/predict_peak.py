@@ -74,8 +74,6 @@ def _fields(path: Path, between: str) -> dict[str, int]:
     return fields
 
 
-# Predict the peak memory of workloads, each from two steps without data.
-#
 # python -m stepscope.bench.predict_peak < requests (JSON, one PeakRequest a line)
 #
 # A workload that reads values from its tensors cannot be run so: two steps are trained for real,

@@ -17,8 +17,6 @@ from stepscope.bench.task import BenchTask, check_task
 from stepscope.bench.workload import SIZES, Size, TrainingWorkload
 from stepscope.errors import UsageError
 
-# What a bench was asked for, the command that asks for it again, and the tasks it comes to.
-
 EXTRA = "extra"  # the tag of workloads outside the suite: they run by name, or with --all
 PLAIN = "none"  # the set of no remedies, as --with has it
 

@@ -10,8 +10,6 @@ import msgspec
 
 from stepscope.records.comparison import PartChange
 
-# What `stepscope bench` measured: one record a workload, one file for all.
-#
 # Names in JSON are those of the fields. None is "not captured" or "not known", never zero.
 
 

@@ -8,33 +8,26 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 from msgspec.structs import replace
 
 from stepscope.bench.results import BenchMachine, ScalingStudy, StudyPoint, WorkloadResult
+from stepscope.bench.run_change import run_values
 from stepscope.step.statistics import mean_interval
 from stepscope.text.figures import significant
 from stepscope.text.words import counted
-from stepscope.verify.change import compare_value_pairs
-from stepscope.verify.spread import student_quantile
+from stepscope.verify.change import compare_value_pairs, student_interval
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.bench.task import BenchTask
     from stepscope.bench.workload import Target
+    from stepscope.verify.spread import Floats
 
-    Floats = NDArray[np.float64]
-
-# The rules that make results comparable, and what a bench did not keep of them.
-#
 # Runs, not steps, are the sample: two starts of one command differ by more than their steps say. A
 # claim needs five runs; the fastest and the slowest are left out. Runs of different workloads and
 # of different remedies take turns, so that a slow spell of the machine meets all of them.
 
 CLAIM_RUNS = 5  # a result that is saved to be compared has at least as many
 _BUSY_SHARE = 0.1  # of the cores, that others use
-_LEVEL = 0.975
 
 
 class MeanStep(NamedTuple):
@@ -46,24 +39,14 @@ class MeanStep(NamedTuple):
 
 
 def mean_step(runs: Sequence[Floats]) -> MeanStep:
-    """`runs` are the steady steps of each run.
-
-    From five runs on, the fastest and the slowest are left out. Their places in the interval are
-    taken by the next ones (Tukey and McLaughlin): leaving them out makes it no narrower than it is.
-    """
+    """`runs` are the steady steps of each run; from five runs on they are trimmed."""
     if len(runs) == 1:
         low, high = mean_interval(runs[0])
         return MeanStep(float(runs[0].mean()), low, high)
-    means = np.sort([float(run.mean()) for run in runs])
-    if len(means) >= CLAIM_RUNS:
-        kept = len(means) - 2
-        mean = float(means[1:-1].mean())
-        means = np.clip(means, means[1], means[-2])
-    else:
-        kept, mean = len(means), float(means.mean())
-    squares = float(((means - means.mean()) ** 2).sum())
-    half = student_quantile(kept - 1, _LEVEL) * math.sqrt(squares / (kept * (kept - 1)))
-    return MeanStep(mean, max(0.0, mean - half), mean + half)
+    means = run_values([float(run.mean()) for run in runs])
+    deviation = math.sqrt(means.squares / (means.kept * (means.kept - 1)))
+    step = student_interval(means.mean, deviation, means.kept - 1)
+    return MeanStep(step.value, max(0.0, step.low), step.high)
 
 
 def speedup(

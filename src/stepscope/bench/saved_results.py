@@ -74,17 +74,14 @@ def _of_run(folder: Path) -> BenchResults:
 
 def _together(rows: Iterable[WorkloadResult]) -> tuple[WorkloadResult, ...]:
     """Runs of one workload, size, settings and remedies become one row."""
-    found: list[WorkloadResult] = []
+    found: dict[bytes, WorkloadResult] = {}
     for row in rows:
-        like = replace(row, runs_ms=(), steps_ms=(), folder=None)
-        for place, known in enumerate(found):
-            if replace(known, runs_ms=(), steps_ms=(), folder=None) == like:
-                runs_ms, steps_ms = known.runs_ms + row.runs_ms, known.steps_ms + row.steps_ms
-                found[place] = replace(known, runs_ms=runs_ms, steps_ms=steps_ms)
-                break
-        else:
-            found.append(row)
-    return tuple(found)
+        like = encode_json(replace(row, runs_ms=(), steps_ms=(), folder=None))
+        if known := found.get(like):
+            runs_ms, steps_ms = known.runs_ms + row.runs_ms, known.steps_ms + row.steps_ms
+            row = replace(known, runs_ms=runs_ms, steps_ms=steps_ms)
+        found[like] = row
+    return tuple(found.values())
 
 
 def _row(run: ComparedRun) -> WorkloadResult:

@@ -17,8 +17,6 @@ from stepscope.verify.steady import steady_steps, without_pauses
 if TYPE_CHECKING:
     from stepscope.verify.spread import Floats
 
-# Where a step's time goes on a processor: it computes, queues for a core, or waits by itself.
-#
 # The processor's clock changes how long a step computes, and other programs change how long it
 # queues; neither changes how long it sleeps, or waits for a file, a lock or another process. That
 # part is nearly zero and steady from start to start, so a longer wait is seen in a few runs.

@@ -13,8 +13,6 @@ from typing import Any
 from stepscope.bench.workload import SIZES, Config, Size, Target, TrainingWorkload
 from stepscope.errors import UsageError
 
-# One row of a bench: a workload in one size, with some remedies, on so many ranks.
-
 # Fewer leave too few steady ones beside the profiler's window and the memory step.
 FEWEST_STEPS = 24
 

@@ -118,28 +118,15 @@ def time_fixed_work(device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    milliseconds = [_time_ms(work) for _ in range(3 + REPEATS)][3:]  # the first ones warm up
-    _forget_memory(device)
-    return float(np.median(milliseconds))
-
-
-def _time_ms(work: Callable[[], None]) -> float:
-    start = time.perf_counter_ns()
-    work()
-    return (time.perf_counter_ns() - start) / 1e6
-
-
-def _forget_memory(device: torch.device) -> None:
-    """The workload's own peak counts, not this one's."""
-    if device.type == "cuda":
+    seconds = [_seconds(work)[0] for _ in range(3 + REPEATS)][3:]  # the first ones warm up
+    if device.type == "cuda":  # the workload's own peak counts, not this one's
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+    return 1e3 * float(np.median(seconds))
 
 
-# Train one workload: an ordinary training script, which knows nothing of capture.
-#
-# python -m stepscope.bench.train NAME [--size tiny] [--steps N] [--seed 0] [--set batch=4] torchrun
-# --nproc-per-node=2 -m stepscope.bench.train NAME ...
+# python -m stepscope.bench.train NAME [--size tiny] [--steps N] [--seed 0] [--set batch=4]
+# torchrun --nproc-per-node=2 -m stepscope.bench.train NAME ...
 
 
 def main() -> None:

@@ -19,6 +19,21 @@ SIZES: tuple[Size, ...] = ("tiny", "small", "paper")
 Step = Callable[[int], "torch.Tensor"]  # trains once, returns the loss; the device may still work
 
 
+def descend(
+    optimizer: torch.optim.Optimizer, loss: torch.Tensor, *, clip: float | None = None
+) -> torch.Tensor:
+    """Update the parameters by the loss's gradient, made no longer than `clip`; return the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    if clip is not None:
+        from torch.nn.utils import clip_grad_norm_
+
+        groups = optimizer.param_groups
+        clip_grad_norm_([weight for group in groups for weight in group["params"]], clip)
+    optimizer.step()
+    return loss
+
+
 class Config(Mapping[str, Any]):
     """The fixed hyper-parameters of a workload in one size: config.batch or config["batch"]."""
 

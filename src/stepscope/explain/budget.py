@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from stepscope.records.run import RankRun
     from stepscope.step.graph import Floats
 
-# The step of record: measured without the profiler, else corrected for it; divided by the trace.
-#
 # The profiler slows the host and leaves kernels as they are. So its cost is subtracted from its own
 # work first, then from the host's share of the step: from operators and Python in proportion, since
 # the trace does not show which of them it slowed. On the CPU the operators themselves are slowed,

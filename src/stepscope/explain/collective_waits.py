@@ -11,13 +11,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.budget import stall_parts
-from stepscope.explain.findings import (
-    exposed_communication,
-    irregular_stalls,
-    periodic_stall,
-    sort_findings,
-)
+from stepscope.explain.findings import sort_findings
+from stepscope.explain.findings.communication import exposed_communication
 from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.loop import irregular_stalls, periodic_stall
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.explanation import Budget, Finding, RankExplanation
 from stepscope.records.run import STALL_CAUSES, RankRun, Stall, StallCause
@@ -25,10 +22,8 @@ from stepscope.records.run import STALL_CAUSES, RankRun, Stall, StallCause
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
+    from stepscope.step.arrays import Floats, Int64s
 
-# Stalls that one rank passes on: all others wait for it in a collective.
 
 _OF_UNKNOWN = {module.RULE.id: module.find_in for module in (irregular_stalls, periodic_stall)}
 _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
@@ -36,7 +31,7 @@ _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("colle
 
 def explain_waits(
     ranks: tuple[RankExplanation, ...],
-    waits: dict[int, tuple[Ints, Ints]],
+    waits: dict[int, tuple[Int64s, Int64s]],
     error_ns: Mapping[int, float],
 ) -> tuple[RankExplanation, ...]:
     """Ranks whose unexplained stalls were waits for another rank. `waits` holds, by rank, numbers
@@ -49,7 +44,7 @@ def explain_waits(
 
 
 def _with_waits(
-    rank: RankExplanation, numbers: Ints, wait_ns: Ints, error_ns: float
+    rank: RankExplanation, numbers: Int64s, wait_ns: Int64s, error_ns: float
 ) -> RankExplanation:
     if rank.run is None:
         return rank
@@ -67,7 +62,9 @@ def _judge_by_run(findings: tuple[Finding, ...], run: RankRun) -> tuple[Finding,
     return sort_findings([*others, *again]) or findings
 
 
-def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints, error_ns: float = 0.0) -> RankRun:
+def divide_unknown(
+    run: RankRun, numbers: Int64s, wait_ns: Int64s, error_ns: float = 0.0
+) -> RankRun:
     """The same run, with a stall of the cause "collective" for what the rank waited beyond its
     usual wait in steps that stalled for no known cause. A wait within its error is none."""
     series = run.series
@@ -98,7 +95,7 @@ def divide_unknown(run: RankRun, numbers: Ints, wait_ns: Ints, error_ns: float =
     )
 
 
-def _on_steps(all_numbers: Ints, numbers: Ints, values: NDArray[np.float64]) -> Ints:
+def _on_steps(all_numbers: Int64s, numbers: Int64s, values: NDArray[np.float64]) -> Int64s:
     """The values at their steps; zero for steps without one."""
     out = np.zeros(len(all_numbers), np.int64)
     place = np.searchsorted(all_numbers, numbers)
@@ -135,7 +132,7 @@ _FEWEST = 10  # plain steps whose waits are known
 
 def without_window_waits(
     ranks: tuple[RankExplanation, ...],
-    waits: Mapping[int, tuple[Ints, Ints]],
+    waits: Mapping[int, tuple[Int64s, Int64s]],
     error_ns: Mapping[int, float],
 ) -> tuple[RankExplanation, ...]:
     """Ranks of a CPU job, with the communication of a plain step: what its transfers take, by the
@@ -153,7 +150,7 @@ def without_window_waits(
     )
 
 
-def _median(waits: tuple[Ints, Ints]) -> float:
+def _median(waits: tuple[Int64s, Int64s]) -> float:
     return float(np.median(waits[1]))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.compiled.graph_calls import KernelPieces, graph_key
+from stepscope.explain.compiled.graph_calls import KernelPieces
 from stepscope.explain.compiled.graph_kernels import KernelFacts, OpenedRegions, open_regions
 from stepscope.explain.flops.call import (
     DTYPES,
@@ -24,6 +24,7 @@ from stepscope.explain.flops.call import (
     read_name,
 )
 from stepscope.explain.flops.costs import Costs, Pieces
+from stepscope.explain.flops.prices import graph_key
 from stepscope.explain.flops.products import CAUSAL
 from stepscope.explain.roofline import list_spots, phase_of, place_on_roofline, widest_first
 from stepscope.records.explanation import StepTime
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.step.arrays import Bools, Indices, Int64s
 
-# How much of the device's peak a step uses: MFU, HFU, dtypes, tensor cores.
-#
 # MFU is model FLOPs / (step x devices x peak); HFU also counts what was computed twice. The step is
 # the step of record: measured without the profiler if possible. Only matrix products count.
 
@@ -347,14 +346,16 @@ def open_spots(analysis: RankAnalysis, spots: tuple[Spot, ...]) -> tuple[Spot, .
     kernels = [
         place_on_roofline(
             analysis.ceilings,
-            operator=row.operator,
-            dtype=row.dtype,
-            calls=sums.calls / steps,
-            device_ns=sums.ns / steps,
-            flops=None if sums.flops is None else sums.flops / steps,
-            moved=None if sums.moved is None else sums.moved / steps,
-            phase=row.phase,
-            place=row.place,
+            Spot(
+                operator=row.operator,
+                dtype=row.dtype,
+                calls=sums.calls / steps,
+                device_ns=sums.ns / steps,
+                flops=None if sums.flops is None else sums.flops / steps,
+                bytes_moved=None if sums.moved is None else sums.moved / steps,
+                phase=row.phase,
+                place=row.place,
+            ),
         )
         for row, sums in rows.items()
     ]
@@ -430,16 +431,16 @@ def _left_of(
         return None
     found = sum(sums.flops or 0 for sums in mine) / steps
     graph = opened.pieces.graphs[keys.index(key)] if key in keys else None
-    return place_on_roofline(
-        analysis.ceilings,
+    left = Spot(
         operator=f"compiled graph {graph.region}" if graph and graph.region else "compiled graph",
         dtype=spot.dtype,
         calls=spot.calls,
         device_ns=left_ns,
         flops=None if spot.flops is None else max(0.0, spot.flops - found),
-        moved=None,
+        bytes_moved=None,
         phase=spot.phase,
     )
+    return place_on_roofline(analysis.ceilings, left)
 
 
 def _plus(sum_before: int | None, amount: int | None, calls: int) -> int | None:

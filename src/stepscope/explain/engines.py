@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     FileFunction = Callable[[TraceFile], Any]
     PlacedOutcome = tuple[int, Any]
 
-# Engines map one function over many files, in this process or elsewhere.
-#
-# pool_engine.py processes on this machine, or this process alone ray_engine.py tasks on a Ray
-# cluster torch_engine.py the ranks of a torch.distributed job
-#
 # An engine yields outcomes as they arrive. It keeps few files in flight and does not know what the
 # function returns. A worker that dies loses its file, but not the job.
 

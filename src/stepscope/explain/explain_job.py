@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.explain.engines import Engine, Here, Pool, map_in_order
+from stepscope.explain.engines import (
+    Engine,
+    Here,
+    Pool,
+    TorchJob,
+    import_distributed,
+    map_in_order,
+    own_group,
+)
 from stepscope.explain.incomplete_ranks import (
     SplitRanks,
     gather_untraced,
@@ -31,7 +39,6 @@ from stepscope.explain.verdict import judge
 from stepscope.records.explanation import Explanation, NcclSummary, RankExplanation
 from stepscope.records.folders import SERVER_FOLDER
 from stepscope.records.hardware import Profile
-from stepscope.records.parameter_server import TogetherSummary
 from stepscope.records.quality import Note
 from stepscope.records.rank import RankWithoutTrace
 from stepscope.records.run import RankRun
@@ -48,9 +55,8 @@ from stepscope.trace.discover import (
 from stepscope.trace.read import ReadOptions
 
 if TYPE_CHECKING:
+    from stepscope.records.parameter_server import TogetherSummary
     from stepscope.trace.files import Progress
-
-# Several trace files, one explanation. A worker reads each file; only summaries come back.
 
 # With more ranks than this, each rank's tables are cut to SHORT_ROWS rows: nobody reads a thousand
 # tables to their ends, and all of them must fit in memory and in one report.
@@ -69,6 +75,31 @@ def explain_job(
 ) -> Explanation:
     """Explain trace files, folders of them, or run folders, as one job."""
     return JobTraces(paths, cache=cache).explain(progress=progress)[0]
+
+
+def explain_together(
+    *paths: str | Path, cache: bool = True, timeout_s: float = 1800
+) -> Explanation | None:
+    """Explain when all ranks call it after a training: rank 0 gets the answer, others None.
+
+    `paths` are those of `explain_job`; ranks that do not share a disk each give what they see. It
+    never raises into the training: an error is logged, and the answer is None.
+    """
+    try:
+        dist = import_distributed()
+        if not dist.is_initialized():
+            return JobTraces(paths, cache=cache, engine=Here()).explain()[0]
+        with own_group(dist, timeout_s) as group:
+            job = TorchJob(dist, group)
+            traces = JobTraces(paths, cache=cache, engine=job)
+            if job.leads:
+                return traces.explain()[0]
+            traces.take_part()
+    except Exception as error:
+        import logging
+
+        logging.getLogger("stepscope").warning("explain_together: %s", error)
+    return None
 
 
 class JobTraces:

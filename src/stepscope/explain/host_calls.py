@@ -21,10 +21,8 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.flops import Costs
+    from stepscope.explain.flops.costs import Costs
     from stepscope.step.arrays import Bools, Floats, Indices, Int32s, Int64s
-
-# Host and device time by operator and input shapes.
 
 # More distinct (operator, shapes) rows than this are of no use to a reader.
 MOST_OPERATORS = 1000
@@ -137,6 +135,10 @@ def place_of(name: str) -> Place | None:
 def is_library(name: str) -> bool:
     """Whether a frame's name belongs to an installed library rather than to the user's code."""
     return bool(_LIBRARY.search(name)) or not place_of(name)
+
+
+def is_library_frame(frame: Place) -> bool:
+    return is_library(f"{frame.file}({frame.line}): {frame.function}")
 
 
 def list_lines(trace: Trace, device: DeviceTime) -> tuple[PythonFunction, ...]:

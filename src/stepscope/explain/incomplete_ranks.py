@@ -31,10 +31,10 @@ from stepscope.records.explanation import (
 )
 from stepscope.records.job import RankPart
 from stepscope.records.quality import Note
-from stepscope.records.rank import RanksWithoutTrace, RankWithoutTrace, number_spans
+from stepscope.records.rank import RanksWithoutTrace, RankWithoutTrace
 from stepscope.records.run import RankRun
 from stepscope.text.figures import duration, percent
-from stepscope.text.words import counted, sentence
+from stepscope.text.words import counted, number_spans, sentence
 from stepscope.trace.decode import Oddities
 from stepscope.trace.run_folder.rank_facts import CapturedChoice, CapturedLayout, folder_rank
 from stepscope.trace.run_folder.rank_folder import read_untraced_folder
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.trace.discover import TraceFile
 
-# A rank's folder without a trace: its steps and its collectives, summed up where they are read.
-#
 # What comes back is bounded, however long the run was (see whole_run/run_calls.py).
 
 _RANK_FOLDER = re.compile(r"rank-\d+(\.\d+)?")
@@ -96,10 +94,11 @@ def _summarise(folder: Path, same_rank: tuple[Path, ...]) -> RankWithoutTrace | 
     else:
         run = explain_run(steps, rank=number, times=times)
         mean_ms = run.times.mean_ms if run.times else None
+    layout = facts.communication  # DDP runs its collectives beside the backward pass
     calls = calls_of_run(
         captured.collectives,
         steps,
-        asynchronous=_overlaps(facts.communication),
+        asynchronous=isinstance(layout, CapturedLayout) and bool(layout.ddp),
         world_size=world_size,
     )
     return RankWithoutTrace(
@@ -117,11 +116,6 @@ def _summarise(folder: Path, same_rank: tuple[Path, ...]) -> RankWithoutTrace | 
         rule=_rule(facts.trace),
         notes=(*oddities.notes, *captured.notes),
     )
-
-
-def _overlaps(layout: Any) -> bool:
-    """Whether collectives run beside the backward pass, as DDP's do."""
-    return isinstance(layout, CapturedLayout) and bool(layout.ddp)
 
 
 def _rule(choice: Any) -> str | None:
@@ -233,7 +227,7 @@ def describe_untraced(ranks: Sequence[RankWithoutTrace], traced: int) -> RanksWi
     have = f"{traced:,} of {counted(traced + len(ranks), 'rank')} were traced"
     return RanksWithoutTrace(
         count=len(ranks),
-        ranks=number_spans([rank.rank for rank in ranks]),
+        ranks=tuple(number_spans(rank.rank for rank in ranks)),
         why=f"{have}: {'; '.join(filter(None, (chosen, lost)))}",
     )
 

@@ -20,7 +20,7 @@ from stepscope.step.work import KIND_NAMES, Kind, Work, comm_spans, launches_of,
 from stepscope.trace.links import distinct, nearest, nearest_of
 
 if TYPE_CHECKING:
-    from stepscope.explain.flops import Costs
+    from stepscope.explain.flops.costs import Costs
     from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
 
 # Device time by kernel name. On the CPU, an operator's own time takes a kernel's place.

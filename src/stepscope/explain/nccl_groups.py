@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.records.explanation import Place
 from stepscope.records.nccl import SOCKET, Communicator, NcclLink, NcclLog, NcclProcess
-from stepscope.text.words import counted
+from stepscope.text.words import counted, number_ranges
 
 if TYPE_CHECKING:
     Node = tuple[str, str]
-
-# One communicator, put together from the logs of its ranks.
 
 
 class Member(NamedTuple):
@@ -141,7 +139,7 @@ def describe_links(links: list[GroupLink]) -> list[str]:
         shown += f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
         lines.append(
             f"{group.describe()}: ranks {shown} use {transport} on "
-            f"{number_ranges('channel', channels)} ({member.at(link.line)})"
+            f"{named_ranges('channel', channels)} ({member.at(link.line)})"
         )
     return [*lines, *count_rest(len(by_transport) - SHOWN, "other connection")]
 
@@ -190,17 +188,11 @@ def first_places(links: list[GroupLink]) -> tuple[Place, ...]:
     return tuple(list(first.values())[:SHOWN])
 
 
-def number_ranges(word: str, numbers: list[int]) -> str:
+def named_ranges(word: str, numbers: list[int]) -> str:
     """channel 3; ranks 0-3, 6."""
-    ranges: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges[:8])
-    shown += f" and {len(ranges) - 8} more ranges" if len(ranges) > 8 else ""
-    return f"{word}{'' if len(set(numbers)) == 1 else 's'} {shown}"
+    ranges = number_ranges(numbers)
+    more = f" and {len(ranges) - 8} more ranges" if len(ranges) > 8 else ""
+    return f"{word}{'' if len(set(numbers)) == 1 else 's'} {', '.join(ranges[:8])}{more}"
 
 
 def count_rest(left: int, words: str) -> list[str]:

@@ -15,7 +15,8 @@ from stepscope.explain.nccl_groups import NcclGroup, group_communicators
 from stepscope.records.explanation import NcclSummary
 from stepscope.records.nccl import Choice, CommunicatorRow, NcclLink, NcclLog, TransportRow
 from stepscope.text.words import counted
-from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
+from stepscope.trace.nccl_log.lines import find_nccl_logs
+from stepscope.trace.nccl_log.read import read_nccl_log
 
 if TYPE_CHECKING:
     from stepscope.trace.files import Progress

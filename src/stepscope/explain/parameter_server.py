@@ -28,12 +28,9 @@ from stepscope.text.figures import factor, milliseconds, percent, significant
 from stepscope.text.words import counted, sentence
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.change_values import Consistency
+    from stepscope.step.arrays import Floats, Int64s
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 # A run through a parameter server, from its events: who waited, and whether it paid.
 
@@ -287,20 +284,20 @@ class WorkerSteps(msgspec.Struct, frozen=True, kw_only=True):
     of its push. blocked + pull + compute + push + other = step."""
 
     worker: int
-    clock: Ints
-    start_ns: Ints  # on the worker's wall clock
-    step_ns: Ints
-    blocked_ns: Ints
-    pull_ns: Ints
-    compute_ns: Ints
-    push_ns: Ints  # with what it waited for a full queue
-    other_ns: Ints  # between push and pull, and what no event covers
+    clock: Int64s
+    start_ns: Int64s  # on the worker's wall clock
+    step_ns: Int64s
+    blocked_ns: Int64s
+    pull_ns: Int64s
+    compute_ns: Int64s
+    push_ns: Int64s  # with what it waited for a full queue
+    other_ns: Int64s  # between push and pull, and what no event covers
 
     def __len__(self) -> int:
         return len(self.clock)
 
     @property
-    def own_ns(self) -> Ints:
+    def own_ns(self) -> Int64s:
         return self.step_ns - self.blocked_ns
 
 
@@ -350,7 +347,7 @@ def _steps_of(events: TogetherEvents, worker: int) -> WorkerSteps:
     )
 
 
-def _key(life: Ints, clock: Ints) -> Ints:
+def _key(life: Int64s, clock: Int64s) -> Int64s:
     """Later lives after earlier ones, clocks in order."""
     return (life << 40) + clock
 
@@ -358,7 +355,7 @@ def _key(life: Ints, clock: Ints) -> Ints:
 def worker_times(steps: list[WorkerSteps]) -> WorkerTimes:
     """Side by side by clock where most clocks are common to all workers."""
     usual = float(np.median([len(one) for one in steps]))
-    common: Ints = reduce(np.intersect1d, (one.clock for one in steps))
+    common: Int64s = reduce(np.intersect1d, (one.clock for one in steps))
     side_by_side = len(common) >= max(1.0, _SIDE_BY_SIDE * usual)
     series = [_at(one, common) if side_by_side else one.own_ns.astype(float) for one in steps]
     return WorkerTimes(
@@ -369,7 +366,7 @@ def worker_times(steps: list[WorkerSteps]) -> WorkerTimes:
     )
 
 
-def _at(steps: WorkerSteps, clocks: Ints) -> Floats:
+def _at(steps: WorkerSteps, clocks: Int64s) -> Floats:
     """Own times at these clocks; of a clock that two lives had, the last."""
     reversed_clock = steps.clock[::-1]
     _, last = np.unique(reversed_clock, return_index=True)

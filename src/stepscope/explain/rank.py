@@ -20,7 +20,7 @@ from stepscope.explain.budget import (
     with_host,
     with_measured,
 )
-from stepscope.explain.compiled import explain_compiled
+from stepscope.explain.compiled.summary import explain_compiled
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.efficiency import about_peaks, measure_efficiency
 from stepscope.explain.findings import find_in_rank
@@ -69,10 +69,9 @@ from stepscope.step.timeline import divide, make_budget, split_idle
 from stepscope.step.work import Work
 from stepscope.text.figures import factor
 from stepscope.trace.discover import TraceFile, on_disk
-from stepscope.trace.files import read_head
-from stepscope.trace.formats.plain_pickle import is_pickle
+from stepscope.trace.files import is_pickle, read_head
 from stepscope.trace.read import AS_USUAL, ReadOptions, read_rank_inputs
-from stepscope.trace.run_folder.server_events import is_server_file
+from stepscope.trace.run_folder.run_state import is_server_file
 
 if TYPE_CHECKING:
     from stepscope.trace.files import Progress
@@ -338,7 +337,8 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
     elif traced is not None:
         memory, lines = traced.memory, traced.lines(cast_bytes)
         if has_graphs(trace):
-            memory, lines = _without_pools(memory), ()
+            memory = replace(memory, fragmentation=None, notes=(*memory.notes, POOLS_NOT_RECORDED))
+            lines = ()
     else:
         return None
     limit, limit_from = _limit(trace, memory, inputs)
@@ -355,11 +355,6 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
     if in_pools and not is_known_to_grow(lines, in_pools):
         return replace(memory, notes=(*memory.notes, UNKNOWN_POOLS))
     return replace(memory, largest_batch=_largest(lines, calls, memory, limit_from))
-
-
-def _without_pools(memory: Memory) -> Memory:
-    """A trace does not tell the pools of CUDA graphs from memory that is free."""
-    return replace(memory, fragmentation=None, notes=(*memory.notes, POOLS_NOT_RECORDED))
 
 
 def _limit(

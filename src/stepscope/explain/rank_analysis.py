@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.flops import Costs, count_costs
-from stepscope.explain.flops.costs import Chosen, Pieces, choose, cut
+from stepscope.explain.flops.costs import Chosen, Costs, Pieces, choose, count_costs, cut
 from stepscope.explain.job.rank_part import measure_rank_steps
 from stepscope.explain.memory.model import StepCalls, read_calls
 from stepscope.explain.roofline import find_ceilings

@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.explain.findings import healthy, memory_leak, memory_near_limit, sort_findings
-from stepscope.explain.findings.fragmentation import find_in as find_fragmentation
+from stepscope.explain.findings import healthy, sort_findings
+from stepscope.explain.findings.memory import memory_leak, memory_near_limit
+from stepscope.explain.findings.memory.fragmentation import find_in as find_fragmentation
 from stepscope.explain.host_calls import is_library
 from stepscope.explain.incomplete_ranks import MEMORY_ONLY, SERVER_ONLY, untimed_rank
 from stepscope.explain.memory.captured import fragmentation_of
@@ -47,10 +48,7 @@ from stepscope.trace.run_folder.server_events import read_server_events
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Int64 = NDArray[np.int64]
-    Rows = NDArray[np.intp]
-
-# A CUDA memory snapshot as a rank whose memory is known, but no step, timeline or work.
+    from stepscope.step.arrays import Indices, Int64s
 
 
 def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExplanation:
@@ -73,14 +71,11 @@ def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExpl
     )
 
 
-def is_memory_only(rank: RankExplanation) -> bool:
-    """Whether nothing but the memory of this rank is known."""
-    return rank.memory is not None and rank.memory.source == "snapshot"
-
-
 def refuse_mixtures(ranks: Sequence[RankExplanation]) -> None:
     """A snapshot has no rank and no clock: among other files it would only look like one."""
-    snapshots = [rank.path for rank in ranks if is_memory_only(rank)]
+    snapshots = [
+        rank.path for rank in ranks if rank.memory is not None and rank.memory.source == "snapshot"
+    ]
     if snapshots and len(ranks) > 1:
         raise UsageError(f"{snapshots[0]} is a memory snapshot: give it alone, one at a time")
 
@@ -147,8 +142,8 @@ class _Played(msgspec.Struct, frozen=True, kw_only=True):
     """A device's history with levels right after every event."""
 
     history: History
-    allocated: Int64
-    reserved: Int64 | None  # None if less would be reserved than allocated
+    allocated: Int64s
+    reserved: Int64s | None  # None if less would be reserved than allocated
     lives: _Lives
     peak: int
 
@@ -227,13 +222,13 @@ def _device(snapshot: Snapshot) -> tuple[int, list[int]]:
 class _Lives(msgspec.Struct, frozen=True):
     """Allocations of a history that agree with the snapshot's blocks."""
 
-    allocates: Rows
-    released: Int64  # for each of `allocates`: the row of its release, or the history's length
-    strangers: Rows  # releases without an allocation
-    contradicted: Rows  # allocations never released that the final state does not show
+    allocates: Indices
+    released: Int64s  # for each of `allocates`: the row of its release, or the history's length
+    strangers: Indices  # releases without an allocation
+    contradicted: Indices  # allocations never released that the final state does not show
 
 
-def _lives(history: History, held_address: Int64, held_bytes: Int64) -> _Lives:
+def _lives(history: History, held_address: Int64s, held_bytes: Int64s) -> _Lives:
     """An allocation alive at the end must lie in a block that is at least as large: the final state
     is known, so an allocation that it does not show does not count."""
     moves = np.flatnonzero((history.action == _ALLOC) | (history.action == _FREE))
@@ -253,7 +248,7 @@ def _lives(history: History, held_address: Int64, held_bytes: Int64) -> _Lives:
     return _Lives(allocates[agrees], released[agrees], strangers, allocates[~agrees])
 
 
-def _rounded(size_bytes: Int64) -> Int64:
+def _rounded(size_bytes: Int64s) -> Int64s:
     """The least that a request of this size takes."""
     return -(-size_bytes // _ROUNDING) * _ROUNDING
 
@@ -278,7 +273,7 @@ def _play(history: History, lives: _Lives, allocated_end: int, reserved_end: int
     )
 
 
-def _pair(history: History, moves: Rows) -> tuple[Rows, Int64, Rows]:
+def _pair(history: History, moves: Indices) -> tuple[Indices, Int64s, Indices]:
     """Allocations, the end of each, and releases without an allocation. An address that is reused
     was released in between, recorded or not."""
     order = moves[np.argsort(history.address[moves], kind="stable")]
@@ -321,7 +316,7 @@ def _reserved_at(played: _Played, row: int) -> int | None:
     return None if played.reserved is None else int(played.reserved[row])
 
 
-def _at_end(allocated: int, reserved: int, free: Int64) -> Fragmentation | None:
+def _at_end(allocated: int, reserved: int, free: Int64s) -> Fragmentation | None:
     if not reserved:
         return None
     return Fragmentation(
@@ -393,7 +388,7 @@ def _sites(
 
 def _held_at_end(
     snapshot: Snapshot, held: NDArray[np.bool_], played: _Played | None
-) -> tuple[NDArray[np.int32], Int64]:
+) -> tuple[NDArray[np.int32], Int64s]:
     """Blocks alive at the end whose allocation the history lacks: they were held all along."""
     rows = np.flatnonzero(held)
     if played is not None:

@@ -14,16 +14,14 @@ import msgspec
 import numpy as np
 
 from stepscope.records.trace import HostKind, Trace
+from stepscope.step.call_tree import decode_list
 from stepscope.step.graph import Phase, call_phases, outermost_operator
 from stepscope.step.statistics import median
 from stepscope.step.work import named
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from stepscope.step.arrays import Bools, Indices, Int32s
 
-    from stepscope.step.arrays import Bools, Int32s
-
-    Rows = NDArray[np.intp]
 
 LONG = 128  # steps
 _GATES = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
@@ -59,7 +57,7 @@ class RecurrentCalls(msgspec.Struct, frozen=True, kw_only=True):
     """A recurrence, and the outermost operators of forward that it is made of."""
 
     recurrence: Recurrence
-    rows: Rows
+    rows: Indices
 
 
 class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +102,7 @@ class _CallKey(msgspec.Struct, frozen=True):
 
     name: str
     shapes: list[Any]
-    places: Rows
+    places: Indices
 
 
 class _ForwardCalls:
@@ -122,7 +120,7 @@ class _ForwardCalls:
         candidates = np.flatnonzero(self._inside)
         outer = candidates[outermost_operator(trace, candidates) == candidates]
         outer = outer[call_phases(trace, outer) == Phase.FORWARD]
-        self.rows: Rows = outer[np.argsort(host.start_ns[outer], kind="stable")]
+        self.rows: Indices = outer[np.argsort(host.start_ns[outer], kind="stable")]
 
     def called(self, names: Iterable[str]) -> Iterator[_CallKey]:
         host, strings = self.trace.host, self.trace.strings
@@ -133,19 +131,20 @@ class _ForwardCalls:
         keys += host.shapes[self.rows[places]]
         for key in dict.fromkeys(keys.tolist()):
             name, shapes = divmod(key, len(strings))
-            yield _CallKey(strings[name], _decoded(strings[shapes]), places[keys == key])
+            yield _CallKey(strings[name], decode_list(self.trace, shapes), places[keys == key])
 
     def concrete(self, place: int) -> list[Any]:
-        code = int(self.trace.host.concrete[self.rows[place]])
-        return _decoded(self.trace.strings[code]) if code >= 0 else []
+        return decode_list(self.trace, int(self.trace.host.concrete[self.rows[place]]))
 
     def count_weights(self, dims: Sequence[int]) -> int:
         """Weights of this shape that one training step gives a gradient."""
-        host, strings = self.trace.host, self.trace.strings
+        host = self.trace.host
         nodes = named(self.trace, host.name, self._inside, _ACCUMULATE.__eq__)
         counts = np.bincount(host.shapes[nodes], minlength=1)
         codes = np.flatnonzero(counts).tolist()
-        total = sum(int(counts[code]) for code in codes if _decoded(strings[code])[:1] == [[*dims]])
+        total = sum(
+            int(counts[code]) for code in codes if decode_list(self.trace, code)[:1] == [[*dims]]
+        )
         return round(total / self.steps)
 
 
@@ -251,14 +250,14 @@ def _repeated(
     yield RecurrentCalls(recurrence=made, rows=calls.rows[_between(call.places)])
 
 
-def _between(places: Rows) -> Rows:
+def _between(places: Indices) -> Indices:
     """These places, and all between two neighbours that are not far apart."""
     apart = np.diff(places)
     far = np.flatnonzero(apart > _APART * median(apart)) if len(apart) else apart
     first = places[np.concatenate(([0], far + 1))]
     last = places[np.concatenate((far, [len(places) - 1]))]
     stretches = [np.arange(begin, end + 1) for begin, end in zip(first, last, strict=True)]
-    joined: Rows = np.concatenate(stretches).astype(np.intp)
+    joined: Indices = np.concatenate(stretches).astype(np.intp)
     return joined
 
 
@@ -271,11 +270,3 @@ def _are_weights(value: Any) -> bool:
     """A list of tensors that begins with two matrices, as recurrent layers are given it."""
     is_list = isinstance(value, list) and len(value) > 1
     return is_list and all(map(_is_shape, value)) and len(value[0]) == len(value[1]) == 2
-
-
-def _decoded(text: str) -> list[Any]:
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return []
-    return value if isinstance(value, list) else []

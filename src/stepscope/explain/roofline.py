@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.flops.costs import Costs, Pieces
@@ -22,7 +23,6 @@ from stepscope.records.hardware import (
     Spot,
     find_device,
 )
-from stepscope.records.source_lines import Place
 from stepscope.records.trace import Trace
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.phases import PHASES
@@ -32,8 +32,6 @@ from stepscope.text.words import counted
 if TYPE_CHECKING:
     from stepscope.step.arrays import Bools, Floats, Indices, Int64s
 
-# The roofline: the least time that each operator's arithmetic and bytes need, and its gap to it.
-#
 # The roof of a call is the longer of FLOPs / peak and bytes / bandwidth, with every byte counted
 # once. A gap may be negative: data that stays in a cache is not read from memory again.
 
@@ -119,7 +117,22 @@ def list_spots(
         ),
         strict=True,
     )
-    return widest_first([_spot(trace, costs, ceilings, *row) for row in columns])
+    spots = []
+    for row, times, device_ns, flops, moved in columns:
+        shapes, dtype = host.shapes[row], int(costs.dtype[row])
+        spot = Spot(
+            operator=trace.strings[host.name[row]],
+            shapes=" ".join(trace.strings[shapes].split()) if shapes >= 0 else "",
+            dtype=DTYPES[dtype] if dtype >= 0 else "",
+            calls=times,
+            device_ns=device_ns,
+            flops=flops,
+            bytes_moved=moved,
+            phase=phase_of(costs, row),
+            recomputed=bool(costs.recomputed[row]),
+        )
+        spots.append(place_on_roofline(ceilings, spot))
+    return widest_first(spots)
 
 
 def widest_first(spots: list[Spot]) -> tuple[Spot, ...]:
@@ -149,72 +162,26 @@ def _amounts(
     return [None if gap else value for value, gap in zip(total.tolist(), unknown, strict=True)]
 
 
-def _spot(
-    trace: Trace,
-    costs: Costs,
-    ceilings: Ceilings | None,
-    row: int,
-    calls: float,
-    device_ns: float,
-    flops: float | None,
-    moved: float | None,
-) -> Spot:
-    host, code = trace.host, int(costs.dtype[row])
-    return place_on_roofline(
-        ceilings,
-        operator=trace.strings[host.name[row]],
-        shapes=" ".join(trace.strings[host.shapes[row]].split()) if host.shapes[row] >= 0 else "",
-        dtype=DTYPES[code] if code >= 0 else "",
-        calls=calls,
-        device_ns=device_ns,
-        flops=flops,
-        moved=moved,
-        phase=phase_of(costs, row),
-        recomputed=bool(costs.recomputed[row]),
-    )
-
-
 def phase_of(costs: Costs, row: int) -> Phase:
     return PHASES[costs.phase[row]]  # type: ignore[return-value]
 
 
-def place_on_roofline(
-    ceilings: Ceilings | None,
-    *,
-    operator: str,
-    dtype: str,
-    calls: float,
-    device_ns: float,
-    flops: float | None,
-    moved: float | None,
-    phase: Phase,
-    shapes: str = "",
-    recomputed: bool = False,
-    place: Place | None = None,
-) -> Spot:
-    """Amounts of one step against what the device could do at best."""
-    peak = ceilings.flops.get(dtype) if ceilings else None
+def place_on_roofline(ceilings: Ceilings | None, spot: Spot) -> Spot:
+    """The amounts of one step against what the device could do at best."""
+    peak = ceilings.flops.get(spot.dtype) if ceilings else None
     bytes_s = ceilings.bytes_s if ceilings else None
+    flops, moved, device_ns = spot.flops, spot.bytes_moved, spot.device_ns
     by_flops = flops / peak * 1e9 if flops and peak else None
     by_bytes = moved / bytes_s * 1e9 if moved and bytes_s else None
     roof = _roof(flops, by_flops, by_bytes)
-    return Spot(
-        operator=operator,
-        shapes=shapes,
-        dtype=dtype,
-        calls=calls,
-        device_ns=device_ns,
-        flops=flops,
-        bytes_moved=moved,
+    return replace(
+        spot,
         intensity=flops / moved if flops and moved else None,
         achieved_flops=flops / device_ns * 1e9 if flops and device_ns else None,
         ceiling_flops=flops / roof * 1e9 if flops and roof else None,
         roof_ns=roof,
         gap_ns=device_ns - roof if roof is not None else None,
         bound=_bound(flops, by_flops, by_bytes),
-        phase=phase,
-        recomputed=recomputed,
-        place=place,
     )
 
 

@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.findings import (
-    NO_LOSS,
-    find_in_job,
-    find_in_together,
-    host_bound,
-    sort_findings,
-)
+from stepscope.explain.findings import NO_LOSS, find_in_job, find_in_together, sort_findings
+from stepscope.explain.findings.host import host_bound
 from stepscope.explain.incomplete_ranks import tell_span
 from stepscope.records.explanation import (
     SEVERITIES,

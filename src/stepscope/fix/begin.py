@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from stepscope.errors import RefusedError
 from stepscope.fix.named_changes import CONTROLS, ChosenFix, choose_all
-from stepscope.fix.refusal import RefusedError
 from stepscope.fix.remedies import FIXES
 from stepscope.fix.training_process import TrainingProcess
 from stepscope.fix.watch_script import ScriptWatch

@@ -18,8 +18,6 @@ from stepscope.records.remedies import FIX_OF, REMEDIES, did_you_mean
 if TYPE_CHECKING:
     from stepscope.fix.training_process import TrainingProcess
 
-# Read the changes that a user names: ID or ID=VALUE.
-
 
 @dataclass(frozen=True, slots=True)
 class ChosenFix:

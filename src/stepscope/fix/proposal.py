@@ -17,8 +17,6 @@ from stepscope.fix.python_source import Edit, PythonSource
 if TYPE_CHECKING:
     from stepscope.records.script_facts import Built, Frame, RootCall, ScriptFacts
 
-# The edit that a person would make instead of an injected remedy.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
@@ -50,6 +48,28 @@ class Script:
             text = self._read(file)
             self._sources[file] = PythonSource.parse(file, text) if text is not None else None
         return self._sources[file]
+
+    def statement(self, frame: Frame) -> tuple[PythonSource, ast.stmt] | None:
+        """The statement that a frame ran, with its file."""
+        source = self.source(frame.file)
+        found = source.statement_at(frame.line, frame.ends) if source is not None else None
+        return (source, found) if source is not None and found is not None else None
+
+    def statements(self, frames: Iterable[Frame]) -> Iterator[tuple[Frame, PythonSource, ast.stmt]]:
+        """Those of several frames, where they can be read."""
+        for frame in frames:
+            found = self.statement(frame)
+            if found is not None:
+                yield frame, *found
+
+    def building_call(self, built: Built) -> tuple[PythonSource, ast.Call] | None:
+        """Where the user's own code builds an object."""
+        if not built.direct or not built.frames:
+            return None
+        frame = built.frames[0]
+        source = self.source(frame.file)
+        call = source.call_at(frame.line, built.type, frame.ends) if source is not None else None
+        return (source, call) if source is not None and call is not None else None
 
     def source_of(self, frames: Iterable[Frame]) -> tuple[PythonSource, Frame] | None:
         """The innermost frame whose source can be read."""
@@ -148,21 +168,20 @@ def set_arguments(
     kind: str,
     arguments: Mapping[str, str],
     *,
-    only: Collection[str] | None = None,
     positions: Mapping[str, int] | None = None,
     where: Callable[[Built], bool] | None = None,
     in_libraries: Mapping[str, str] | None = None,
 ) -> Proposal:
     """Give arguments (name -> source text) to every object of a kind where it is built.
 
-    `only` names the types that take them; `positions` says where an argument stands if it is given
-    without its name; `where` chooses among what was built. `in_libraries` (package -> sentence)
-    says what to do if that package builds them, not the user's own code.
+    `positions` says where an argument stands if it is given without its name; `where` chooses among
+    what was built. `in_libraries` (package -> sentence) says what to do if that package builds
+    them, not the user's own code.
     """
     wanted = [
         built
         for built in script.facts.of_kind(kind)
-        if built.trains and (only is None or built.type in only) and (where is None or where(built))
+        if built.trains and (where is None or where(built))
     ]
     proposal = Proposal()
     for built in _nearest_to_user(wanted, in_libraries or {}):
@@ -184,14 +203,10 @@ def _set_where_built(
     script: Script, built: Built, arguments: Mapping[str, str], positions: Mapping[str, int]
 ) -> Proposal:
     words = ", ".join(f"{name}={value}" for name, value in arguments.items())
-    for frame in built.frames[:1] if built.direct else ():
-        source = script.source(frame.file)
-        call = source.call_at(frame.line, built.type, frame.ends) if source else None
-        if source is None or call is None:
-            continue
-        edits = source.set_keywords(call, arguments, positions)
-        if edits is not None:
-            return Proposal(edits=edits)
+    found = script.building_call(built)
+    edits = found[0].set_keywords(found[1], arguments, positions) if found is not None else None
+    if edits is not None:
+        return Proposal(edits=edits)
     where = f" (it is built at {built.frames[0].words})" if built.frames else ""
     return Proposal(by_hand=(f"give {built.type} {words}{where}",))
 
@@ -307,10 +322,10 @@ def place_before_training(script: Script, call: RootCall) -> RootPlace | None:
     repeated = False
     callers = (*call.frames[1:], None)
     for frame, name, caller in reversed(list(zip(call.frames, call.names, callers, strict=True))):
-        source = script.source(frame.file)
-        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
-        if source is None or statement is None:
+        found = script.statement(frame)
+        if found is None:
             continue
+        source, statement = found
         loops = list(_loops_around(source, statement))
         by_library = caller is not None and not _calls(script, caller, frame)
         if name and not repeated:
@@ -329,11 +344,11 @@ def place_before_training(script: Script, call: RootCall) -> RootPlace | None:
 def _calls(script: Script, caller: Frame, called: Frame) -> bool:
     """Whether the statement of one frame calls the other's function itself. If not, a library does,
     such as a trainer its hooks: perhaps in every step."""
-    source = script.source(caller.file)
-    statement = source.statement_at(caller.line, caller.ends) if source is not None else None
+    found = script.statement(caller)
     name = called.function.rpartition(".")[2]
-    if source is None or statement is None or name.startswith("__"):
+    if found is None or name.startswith("__"):
         return True
+    source, statement = found
     calls = [source.called(node) for node in ast.walk(statement) if isinstance(node, ast.Call)]
     return name in (*calls, "forward", "<lambda>", "<module>")
 

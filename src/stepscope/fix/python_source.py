@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-# A Python source file and edits of it: keywords added to calls, statements wrapped or inserted.
-#
 # All edits are made on the file as it is, by place, so that the user's own layout and comments
 # stay. Places are offsets in bytes, as `ast` counts columns. Where a statement shares its line with
 # another (`a; b`, `for x in y: step()`) nothing is inserted or wrapped: NoPlaceError says so.

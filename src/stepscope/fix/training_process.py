@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.fix.refusal import RefusedError, TrainingStopped
+from stepscope.errors import RefusedError, TrainingStopped
 from stepscope.fix.training_events import Builders, Clipping, Made, PassEvents, Roots
 
 _MOST_DEEDS = 20

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
 
-# Note what a training script is made of while it trains, without changing it.
-
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_BUILT = 50
 _STEPS = 8  # optimizer steps whose backward passes are counted
@@ -120,23 +118,18 @@ class ScriptWatch:
         self._passes = self._synced = 0
 
     def _watch_zero_grad(self, module: Any) -> None:
-        torch_module: Any = sys.modules["torch"].nn.Module
-        original = module.Optimizer.zero_grad
+        def watch(owner: Any) -> None:
+            original = owner.zero_grad
 
-        def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
-            if not set_to_none and not self._zero_grad:
-                self._zero_grad = users_frames()
-            original(optimizer, set_to_none)
+            def zero_grad(self_: Any, set_to_none: bool = True) -> None:
+                if not set_to_none and not self._zero_grad:
+                    self._zero_grad = users_frames()
+                original(self_, set_to_none)
 
-        module.Optimizer.zero_grad = zero_grad
-        original_of_module = torch_module.zero_grad
+            owner.zero_grad = zero_grad
 
-        def zero_grad_of_module(owner: Any, set_to_none: bool = True) -> None:
-            if not set_to_none and not self._zero_grad:
-                self._zero_grad = users_frames()
-            original_of_module(owner, set_to_none)
-
-        torch_module.zero_grad = zero_grad_of_module
+        watch(module.Optimizer)
+        watch(sys.modules["torch"].nn.Module)
 
     def _watch_threads(self, module: Any) -> None:
         original = module.set_num_threads
@@ -472,17 +465,21 @@ def is_users(file: str) -> bool:
 
 def called_by_user() -> bool:
     """Whether the innermost frame that is not ours is the user's."""
+    frame = _caller()
+    return frame is not None and is_users(frame.f_code.co_filename)
+
+
+def _caller() -> FrameType | None:
+    """The innermost frame that is not ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
-    return frame is not None and is_users(frame.f_code.co_filename)
+    return frame
 
 
 def calling_library() -> str:
     """The package that called torch, if the user's own code did not: transformers, say."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
+    frame = _caller()
     if frame is None or is_users(frame.f_code.co_filename):
         return ""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]

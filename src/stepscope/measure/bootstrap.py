@@ -51,13 +51,13 @@ def _start_session(settings: Settings) -> None:
     global _session
     from stepscope.measure.hooks import install
     from stepscope.measure.session.session import Session
+    from stepscope.measure.session.trial import TrialLog
 
+    trial = None
     if settings.trial or settings.remedies or settings.stop_after or settings.script_facts:
-        from stepscope.measure.session.session import TrialSession
-
-        _session = TrialSession(settings, _change_training(settings))
-    else:
-        _session = Session(settings, from_outside=True)
+        changed = _change_training(settings)
+        trial = TrialLog(changed, settings.stop_after, keep_losses=settings.trial)
+    _session = Session(settings, trial=trial, from_outside=True)
     install(_session)
 
 

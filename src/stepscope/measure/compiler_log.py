@@ -8,25 +8,22 @@ Where a version of torch keeps less, less is written.
 from __future__ import annotations
 
 import base64
-import functools
 import json
-import os
 import sys
 import threading
 import zlib
 from pathlib import Path
 from typing import Any
 
-from stepscope.measure.cuda_graphs import GraphCaptures
+from stepscope.measure.cuda_graphs import GraphCaptures, outside_torch
 from stepscope.measure.folder import COMPILER, note_unwritten
 from stepscope.measure.never_raise import never_raise, note
-from stepscope.measure.patches import replace, surrounds, when_imported
+from stepscope.measure.patches import when_imported, wrap
 from stepscope.measure.writer import append_lines
 
 MOST_TEXT_BYTES = 8 << 20  # of one graph, packed; larger ones are named without their text
 MOST_GRAPHS = 4096
 _MOST_REASON, _MOST_FRAMES = 2000, 8
-_DEEPEST = 200  # frames between a compilation and the script's own line
 _LONGEST_WAIT_S = 1.0  # a forked process may have inherited a lock that nobody will release
 # What is kept of dynamo's own record of a compilation; a version may lack some.
 _FIELDS = (
@@ -75,7 +72,12 @@ class CompilerLog:
     def begins(self, compile_id: str | None) -> None:
         """In the thread that compiles: who called what is compiled now. Dynamo may compile a
         function of torch's own around it, which says nothing to the user."""
-        if compile_id is not None and (caller := _outside_torch()) is not None:
+        if compile_id is None:
+            return
+        frame, _ = outside_torch(sys._getframe(1))
+        if frame is not None:
+            code = frame.f_code
+            caller = [code.co_filename, frame.f_lineno, code.co_qualname]
             self._callers.setdefault(compile_id, caller)
 
     def look(self, compile_id: str | None = None) -> None:
@@ -144,15 +146,13 @@ class CompilerLog:
             note("compiler", "this version of torch does not show its compiled graphs")
             return
 
-        @surrounds
-        @functools.wraps(original)
         def post_compile(graph: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return original(graph, *args, **kwargs)
             finally:
                 self._add_graph(graph)
 
-        replace(graph_type, "post_compile", post_compile)
+        wrap(graph_type, "post_compile", post_compile)
 
     @never_raise
     def _add_graph(self, graph: Any) -> None:
@@ -179,21 +179,6 @@ class CompilerLog:
             self._captures_graphs = self._captures.is_wanted = False
             self._lines = [line for line in self._lines if line["what"] != "graph"]
         return self
-
-
-def _outside_torch() -> list[Any] | None:
-    """File, line and function of the innermost frame that is neither torch's nor ours."""
-    torch = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep  # noqa: PTH120
-    ours = os.path.dirname(__file__) + os.sep  # noqa: PTH120
-    frame = sys._getframe(1)
-    for _ in range(_DEEPEST):
-        code = frame.f_code
-        if not code.co_filename.startswith((torch, ours, "<")):
-            return [code.co_filename, frame.f_lineno, code.co_qualname]
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-    return None
 
 
 def _why_not_graphed(graph: Any) -> str | None:

@@ -15,16 +15,15 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from stepscope.measure.folder import GRAPHS, note_unwritten
 from stepscope.measure.never_raise import never_raise, note
-from stepscope.measure.patches import has_compiled, replace, surrounds, when_imported
+from stepscope.measure.patches import has_compiled, when_imported, wrap
 from stepscope.measure.writer import append_lines
 
-# Whether a CUDA graph is being captured anywhere in this process.
-#
-# While one is, CUDA refuses many calls of every thread, even the question whether an event has
+# While a graph is captured, CUDA refuses many calls of every thread, even whether an event has
 # happened, and the capture fails with them. `is_current_stream_capturing` knows one stream of one
 # thread. So whatever of ours touches the device asks here first. Threads beside the training keep
 # captures waiting meanwhile, so that none begins between their question and their call.
@@ -35,7 +34,7 @@ _LONGEST_S = 1.0  # that a capture waits for a call of ours, which takes microse
 
 
 class CaptureGate:
-    """Told of captures by graph_steps.py."""
+    """Told of captures by hooks.py."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,22 +128,18 @@ class GraphCaptures:
             return
         enter, leave = capture.__enter__, capture.__exit__
 
-        @surrounds
-        @functools.wraps(enter)
         def entered(graph: Any, *args: Any, **kwargs: Any) -> Any:
             result = enter(graph, *args, **kwargs)
             if not sys._getframe(1).f_code.co_filename.endswith(_COMPILERS):
                 self._begin(graph)
             return result
 
-        @surrounds
-        @functools.wraps(leave)
         def left(graph: Any, *args: Any, **kwargs: Any) -> Any:
             self._end(graph, failed=any(args))
             return leave(graph, *args, **kwargs)
 
-        replace(capture, "__enter__", entered)
-        replace(capture, "__exit__", left)
+        wrap(capture, "__enter__", entered)
+        wrap(capture, "__exit__", left)
 
     @never_raise
     def _begin(self, graph: Any) -> None:
@@ -233,7 +228,7 @@ def _add_row(
         shape: list[Any] = []
         dtype, text = "", ""
         if isinstance(value, torch.Tensor):
-            shape, dtype = list(map(int, value.shape)), _dtype(value)
+            shape, dtype = list(map(int, value.shape)), str(value.dtype).removeprefix("torch.")
         elif isinstance(value, list | tuple) and any(isinstance(it, torch.Tensor) for it in value):
             # Never its text: to print a tensor waits for the device, which ends the capture.
             shape = [list(map(int, one.shape)) for one in value if isinstance(one, torch.Tensor)]
@@ -259,7 +254,8 @@ def _add_place(rows: CaptureRows, forward: dict[int, Where], node: Any) -> None:
     if node is not None:
         rows.places[-1] = forward.get(node._sequence_nr())
         return
-    place, rows.in_optimizer[-1] = _find_place(sys._getframe(1))
+    frame, rows.in_optimizer[-1] = outside_torch(sys._getframe(1))
+    place = None if frame is None else _where(frame)
     rows.places[-1] = place
     if place is not None and len(forward) < MOST_OPERATORS:
         number = _last_number()
@@ -275,18 +271,22 @@ def _last_number() -> int | None:
     return None if following is None else following() - 1
 
 
-def _find_place(frame: Any) -> tuple[Where | None, bool]:
-    """The innermost line outside torch, and whether an optimizer's step lies in between."""
+def _where(frame: FrameType) -> Where:
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def outside_torch(frame: FrameType | None) -> tuple[FrameType | None, bool]:
+    """The innermost frame that is neither torch's nor ours, and whether an optimizer's step lies in
+    between."""
     torchs, optimizers, ours = _library_folders()
     in_optimizer = False
     for _ in range(_MOST_DEPTH):
         if frame is None:
             break
-        code = frame.f_code
-        file = code.co_filename
+        file = frame.f_code.co_filename
         in_optimizer = in_optimizer or file.startswith(optimizers)
         if not file.startswith((torchs, ours, "<")):
-            return (file, frame.f_lineno, code.co_name), in_optimizer
+            return frame, in_optimizer
         frame = frame.f_back
     return None, in_optimizer
 
@@ -298,10 +298,6 @@ def _library_folders() -> tuple[str, str, str]:
 
     folder = str(torch.__file__).rpartition(os.sep)[0] + os.sep
     return folder, f"{folder}optim{os.sep}", __file__.rpartition(os.sep)[0] + os.sep
-
-
-def _dtype(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _packed(rows: CaptureRows) -> dict[str, Any]:

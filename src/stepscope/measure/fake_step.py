@@ -24,25 +24,10 @@ from typing import Any, Final, NoReturn
 from stepscope.measure.source_lines import UserLine, is_user_file
 from stepscope.measure.steps.optimizers import with_closure
 
-# Runs a script's first two training steps with fake tensors: shapes only, no data, no device work.
-#
 # The second step's operators are counted by the line of the user's code that they belong to; the
 # first one creates the optimizer's state. Nothing is computed, so values that the script reads are
 # made up, and a script whose shapes depend on values cannot be run so.
 
-# As the profiler writes them.
-_DTYPES = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "c10::Half",
-    "bfloat16": "c10::BFloat16",
-    "int64": "long int",
-    "int32": "int",
-    "int16": "short",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "bool": "bool",
-}
 _NO_WORK = ("prim::", "profiler::")
 _PASSES_WITHOUT_OPTIMIZER = 8
 
@@ -232,6 +217,8 @@ class _WatchedScript:
 
     def called(self, name: str, tensors: list[Any]) -> None:
         """An operator ran, with these tensors."""
+        from stepscope.measure.probe.arguments import name_of
+
         if self.steps != 1:
             return
         phase, line = self._where()
@@ -245,7 +232,7 @@ class _WatchedScript:
                 phase=phase,
                 name=name,
                 shapes=tuple(tuple(map(int, tensor.shape)) for tensor in tensors),
-                dtypes=tuple(_dtype(tensor) for tensor in tensors),
+                dtypes=tuple(name_of(tensor.dtype).removeprefix("torch.") for tensor in tensors),
             )
         ] += 1
 
@@ -281,6 +268,8 @@ def _same(tensor: Any) -> Any:
 def _recorder(script: _WatchedScript) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from stepscope.measure.memory.storages import tensors_in
+
     class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Counts operators and makes up the values that the script reads."""
 
@@ -288,7 +277,7 @@ def _recorder(script: _WatchedScript) -> Any:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             name = func._schema.name
-            tensors = list(_tensors((args, kwargs or {})))
+            tensors = list(tensors_in((args, kwargs or {})))
             value = made_up_value(name, tensors)
             if value is not NOT_READ:
                 return value
@@ -300,22 +289,6 @@ def _recorder(script: _WatchedScript) -> Any:
             return result
 
     return Recorder()
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    """In the order of the arguments, lists opened."""
-    if hasattr(value, "untyped_storage"):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-
-
-def _dtype(tensor: Any) -> str:
-    name = str(tensor.dtype).removeprefix("torch.")
-    return _DTYPES.get(name, name)
 
 
 def _describe(error: BaseException, script: str) -> str:

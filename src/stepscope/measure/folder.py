@@ -10,15 +10,13 @@ import os
 import re
 import time
 import unicodedata
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from stepscope.measure.never_raise import note
 from stepscope.records.folders import STEPS_FILE, is_alive, writing
 from stepscope.records.folders import TRACE as TRACE
-
-# The run folder: names, and files that are either whole or not there.
 
 RUN = "run.json"
 RANK = "rank.json"
@@ -85,16 +83,21 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}@{os.uname().nodename}.{os.getpid()}.tmp")
 
 
-def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
-    """Whole or not at all; `mode` is what the process's umask leaves of it."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """What is written to the temporary file inside becomes `path`, whole or not at all."""
     unfinished = temporary(path)
     try:
-        with open(unfinished, "w", opener=partial(os.open, mode=mode)) as file:
-            file.write(json.dumps(value))
+        yield unfinished
         unfinished.replace(path)
-    except BaseException:
+    finally:
         remove(unfinished)
-        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(json.dumps(value))
 
 
 def try_write_json(path: Path, value: Any) -> None:

@@ -24,6 +24,7 @@ from stepscope.measure.patches import (
     untraced,
     when_detached,
     when_imported,
+    wrap,
 )
 from stepscope.measure.processes import watch_leaving
 from stepscope.measure.steps.loaders import count_elements
@@ -42,9 +43,7 @@ if TYPE_CHECKING:
     from stepscope.measure.session.session import Session
     from stepscope.measure.session.trial import TrialLog
 
-# Where steps and phases begin and end, seen from inside torch. Nothing here changes a result.
-#
-# Code that torch.compile traces must see none of it (see dynamo.py): replacements that it traces
+# Code that torch.compile traces must see none of it (see patches.py): replacements that it traces
 # anyway ask `is_compiling` first, which is a constant there.
 
 _CREATE_GRAPH = 2  # its place among the engine's arguments after the outputs
@@ -90,7 +89,7 @@ def _watch_engine(session: Session) -> None:
     """Replace the call of autograd's engine below torch.autograd.backward and torch.autograd.grad.
 
     torch.compile knows those two by name and traces into neither, so they stay unchanged. The code
-    is flat, because calls are expensive while the processor's caches are cold (see steps.py).
+    is flat, because calls are expensive while the processor's caches are cold (see phases.py).
     """
     import torch.autograd.graph
 
@@ -148,8 +147,6 @@ def _watch_grad_scaler(session: Session) -> None:
             _watch_scaling(session.trial, module.GradScaler)
         original = module.GradScaler.step
 
-        @surrounds
-        @functools.wraps(original)
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(self, optimizer, *args, **kwargs)
@@ -159,7 +156,7 @@ def _watch_grad_scaler(session: Session) -> None:
                 session.step_was_seen(skipped=True)
             return result
 
-        replace(module.GradScaler, "step", step)
+        wrap(module.GradScaler, "step", step)
 
     when_imported("torch.amp.grad_scaler", attach)
 
@@ -167,14 +164,12 @@ def _watch_grad_scaler(session: Session) -> None:
 def _watch_scaling(trial: TrialLog, owner: Any) -> None:
     original = owner.scale
 
-    @surrounds
-    @functools.wraps(original)
     def scale(self: Any, outputs: Any) -> Any:
         result = original(self, outputs)
         trial.scaled(outputs, result)
         return result
 
-    replace(owner, "scale", scale)
+    wrap(owner, "scale", scale)
 
 
 def _watch_modules(session: Session) -> None:
@@ -191,8 +186,6 @@ def _watch_modules(session: Session) -> None:
     original = Module._call_impl
     depth = 0
 
-    @surrounds
-    @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         if is_compiling():
@@ -211,7 +204,7 @@ def _watch_modules(session: Session) -> None:
             if ranges is not None:
                 ranges.pop()
 
-    replace(Module, "_call_impl", call)
+    wrap(Module, "_call_impl", call)
     know_as_unpatched(original, call)
     when_detached(lambda: know_as_unpatched(call, original))
 
@@ -222,22 +215,18 @@ def _watch_profilers(session: Session) -> None:
 
     prepare, leave = profiler.profile._prepare_trace, profiler.profile.__exit__
 
-    @surrounds
-    @functools.wraps(prepare)
     def _prepare_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session.profiler_begins(self)
+        session.windows.profiler_begins(self)
         return prepare(self, *args, **kwargs)
 
-    @surrounds
-    @functools.wraps(leave)
     def __exit__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         try:
             return leave(self, *args, **kwargs)
         finally:
-            session.profiler_ended(self)
+            session.windows.profiler_ends(self)
 
-    replace(profiler.profile, "_prepare_trace", _prepare_trace)
-    replace(profiler.profile, "__exit__", __exit__)
+    wrap(profiler.profile, "_prepare_trace", _prepare_trace)
+    wrap(profiler.profile, "__exit__", __exit__)
 
 
 def _watch_process_groups(session: Session) -> None:
@@ -279,8 +268,8 @@ def _replace_everywhere(original: Any, replacement: Any) -> None:
 # Training steps inside of CUDA graphs.
 #
 # A graph that recorded an optimizer's step trains whenever it is replayed: each replay ends a step.
-# While it is captured nothing trains, so an optimizer that steps then ends none. capture_gate.py is
-# told of every capture.
+# While it is captured nothing trains, so an optimizer that steps then ends none. The gate is told
+# of every capture.
 
 _CALLS = "_stepscope_calls"  # attributes of a graph: optimizers' steps before its capture,
 _TRAINS = "_stepscope_trains"  # and whether it recorded one
@@ -303,8 +292,6 @@ def _watch(session: Session, module: Any) -> None:
         return
     begin, end, again = (getattr(graph, name) for name in _METHODS)
 
-    @surrounds
-    @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         _begins(session, self)
         try:
@@ -313,16 +300,12 @@ def _watch(session: Session, module: Any) -> None:
             gate.end(self)
             raise
 
-    @surrounds
-    @functools.wraps(end)
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return end(self, *args, **kwargs)
         finally:
             _ends(session, self)
 
-    @surrounds
-    @functools.wraps(again)
     def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = again(self, *args, **kwargs)
         if getattr(self, _TRAINS, False):
@@ -330,7 +313,7 @@ def _watch(session: Session, module: Any) -> None:
         return result
 
     for name, replacement in zip(_METHODS, (capture_begin, capture_end, replay), strict=True):
-        replace(graph, name, replacement)
+        wrap(graph, name, replacement)
     _watch_maker(module)
 
 
@@ -371,7 +354,7 @@ def _ends(session: Session, graph: Any) -> None:
 # When a DataLoader creates its iterator, fetches a batch and, in a worker, makes one.
 #
 # The code is flat, because calls are expensive while the processor's caches are cold (see
-# steps.py).
+# phases.py).
 
 
 def watch_data_loaders(session: Session) -> None:
@@ -392,8 +375,6 @@ def _watch_fetches(session: Session, owner: Any) -> None:
     notes, start_up, of_sampler = session.notes, session.start_up, session.loaders.of_sampler
     original = owner.__next__
 
-    @surrounds
-    @functools.wraps(original)
     def following(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or get_ident() != session.thread:
             return original(self, *args, **kwargs)
@@ -426,7 +407,7 @@ def _watch_fetches(session: Session, owner: Any) -> None:
                 spent = thread_time_ns() - used
                 use.fetched(ended - began, spent, batch, plain=session.is_plain)
 
-    replace(owner, "__next__", following)
+    wrap(owner, "__next__", following)
 
 
 def _watch_iterators(session: Session, owner: Any) -> None:
@@ -438,8 +419,6 @@ def _watch_iterators(session: Session, owner: Any) -> None:
     notes, start_up, loaders = session.notes, session.start_up, session.loaders
     original = owner.__iter__
 
-    @surrounds
-    @functools.wraps(original)
     def iterate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or get_ident() != session.thread:
             return original(self, *args, **kwargs)
@@ -458,7 +437,7 @@ def _watch_iterators(session: Session, owner: Any) -> None:
             notes.append((FETCHED, ended, NO_BATCH))
             loaders.created(ended - began)
 
-    replace(owner, "__iter__", iterate)
+    wrap(owner, "__iter__", iterate)
 
 
 def _watch_making(session: Session, module: Any) -> None:
@@ -467,14 +446,12 @@ def _watch_making(session: Session, module: Any) -> None:
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         owner = getattr(module, name, None)
         if owner is not None:
-            replace(owner, "fetch", _timed(owner.fetch, made))
+            wrap(owner, "fetch", _timed(owner.fetch, made))
 
 
 def _timed(original: Any, made: Any) -> Any:
     from torch.compiler import is_compiling
 
-    @surrounds
-    @functools.wraps(original)
     def fetch(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
@@ -488,7 +465,7 @@ def _timed(original: Any, made: Any) -> Any:
 
 # What else a training thread does inside a step: evaluates, saves, collects garbage, compiles.
 #
-# Each is noted where it begins and ends, like the phases of every step (step_notes.py). None of
+# Each is noted where it begins and ends, like the phases of every step (phases.py). None of
 # these calls is frequent, so none costs a step anything when it does not happen.
 
 SHORTEST_COLLECTION_NS = 100_000  # shorter ones stay in the phase around them
@@ -555,8 +532,6 @@ def _watch_modes(session: Session) -> None:
     notes = session.notes
     inside = False
 
-    @surrounds
-    @functools.wraps(original)
     def train(self: Any, mode: bool = True) -> Any:
         nonlocal inside
         if inside or is_compiling() or get_ident() != session.thread:
@@ -568,7 +543,7 @@ def _watch_modes(session: Session) -> None:
             inside = False
             notes.append((MODE, perf_counter_ns(), bool(mode)))
 
-    replace(Module, "train", train)
+    wrap(Module, "train", train)
 
 
 def _watch_saving(session: Session, name: str, module: Any) -> None:
@@ -638,8 +613,6 @@ def _watch_compiler(session: Session, module: Any) -> None:
 
     clear = handler.clear
 
-    @surrounds
-    @functools.wraps(clear)
     def cleared(*args: Any, **kwargs: Any) -> Any:
         """`torch._dynamo.reset` removes all callbacks."""
         try:
@@ -653,7 +626,7 @@ def _watch_compiler(session: Session, module: Any) -> None:
 
     register()
     when_detached(unregister)
-    replace(handler, "clear", cleared)
+    wrap(handler, "clear", cleared)
 
 
 @never_raise

@@ -26,8 +26,6 @@ from stepscope.records.processors import (
     usable_cores,
 )
 
-# What the operating system knows about this process and its machine: cores, use, waits, others.
-#
 # On Linux most of it comes from /proc and the control groups; what a system does not offer is None.
 
 _PROC = Path("/proc")
@@ -57,7 +55,7 @@ def machine_facts() -> Counts:
         "machine_cores": os.cpu_count(),
         "local_ranks": local_ranks(),
         "flush_denormal": flushes_denormals(),
-        "capability": _used_vectors(torch),
+        "capability": str(torch.backends.cpu.get_cpu_capability()),  # vectors, such as AVX512
         "offered": _widest_vectors(),
         "onednn": bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),
     }
@@ -186,14 +184,6 @@ def _throttled_ns() -> int | None:
     return None
 
 
-def _used_vectors(torch: Any) -> str | None:
-    """The vector instructions that torch's kernels use, such as AVX512."""
-    try:
-        return str(torch.backends.cpu.get_cpu_capability())
-    except AttributeError:  # older torch
-        return None
-
-
 def _widest_vectors() -> str | None:
     """The widest vector instructions of the processor, in torch's words; None if unknown."""
     try:
@@ -205,6 +195,20 @@ def _widest_vectors() -> str | None:
         if flag in flags:
             return name
     return None
+
+
+def free_host_bytes() -> int:
+    """Memory that the machine has free, or the container if that has less."""
+    free = 4 << 30  # where the system does not say: a modest guess
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        fields = dict(line.split(":") for line in (_PROC / "meminfo").read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) << 10
+    with contextlib.suppress(OSError, ValueError):  # no such limit
+        limit, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")
+        )
+        free = min(free, max(0, limit - used))
+    return free
 
 
 # One rank's load over its plain steps: processor time, waits for a core, other programs.

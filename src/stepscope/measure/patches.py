@@ -5,6 +5,7 @@ torch.compile and our operators from the script's modes. Nothing here may change
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,12 @@ _layer: list[Undo] = []  # of the capture that attaches now
 
 
 def replace(owner: Any, name: str, replacement: Any) -> None:
-    """Set an attribute; detaching restores it unless somebody else has replaced it since."""
+    """Set an attribute; detaching restores it."""
+    when_detached(replace_until(owner, name, replacement))
+
+
+def replace_until(owner: Any, name: str, replacement: Any) -> Undo:
+    """Set an attribute; what is returned restores it unless somebody else has replaced it since."""
     own = vars(owner)
     inherited, original = name not in own, own.get(name)
     setattr(owner, name, replacement)
@@ -39,7 +45,12 @@ def replace(owner: Any, name: str, replacement: Any) -> None:
         else:
             setattr(owner, name, original)
 
-    when_detached(restore)
+    return restore
+
+
+def wrap(owner: Any, name: str, replacement: Any) -> None:
+    """Replace a function by one that calls it, until detached; see `surrounds`."""
+    replace(owner, name, surrounds(functools.update_wrapper(replacement, getattr(owner, name))))
 
 
 def when_detached(undo: Undo) -> None:

@@ -76,12 +76,13 @@ _LIBRARIES = tuple(
 Line = tuple[str, int, str]  # file, line, function
 
 
-class LeavingSession(Protocol):
-    """What is needed of a session when its process leaves."""
+class RunningSession(Protocol):
+    """The session as parts below it see it."""
 
     settings: Settings
     number: int  # of the running step
 
+    def wake(self, step: int) -> None: ...
     def close(self, *, at_once: bool = False) -> None: ...
 
 
@@ -137,7 +138,7 @@ def _is_library(file: str) -> bool:
 
 
 @never_raise
-def watch_leaving(session: LeavingSession) -> None:
+def watch_leaving(session: RunningSession) -> None:
     """Keep the exception that ends the process, and the steps before os._exit."""
     pid = os.getpid()
 
@@ -151,7 +152,7 @@ def watch_leaving(session: LeavingSession) -> None:
 
 
 @never_raise
-def watch_exit(session: LeavingSession) -> None:
+def watch_exit(session: RunningSession) -> None:
     """os._exit ends a process without exit handlers: write the last steps before. A child that is
     forked later leaves as it would: its steps are this process's."""
     original, pid = os._exit, os.getpid()
@@ -168,7 +169,7 @@ def watch_exit(session: LeavingSession) -> None:
 
 
 @never_raise
-def _write_rest(session: LeavingSession) -> None:
+def _write_rest(session: RunningSession) -> None:
     """For half a second at most. The profiler would have to be stopped by the thread that started
     it: a window that runs is given up."""
     close = functools.partial(session.close, at_once=True)

@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 from stepscope.errors import UsageError
 from stepscope.measure.never_raise import note
+from stepscope.records.processors import local_rank
 from stepscope.text.words import counted
-
-# Which rank this process is, and of how many.
 
 # Of tasks, which may well be trainings of their own: a sweep. In a Slurm job mpirun starts its
 # daemons with srun, whose variables reach the tasks: mpirun first.
@@ -34,14 +33,20 @@ def rank_and_world() -> tuple[int, int]:
 
     A task of srun or mpirun without a process group keeps its number, in a world of its own.
     """
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
+    dist = initialised_groups()
+    if dist is not None:
         return int(dist.get_rank()), int(dist.get_world_size())
     numbers = _read_numbers("RANK", "WORLD_SIZE")
     if numbers is not None:
         return numbers
     tasks = (_read_numbers(*names) for names in _TASKS)
     return next((task for task, _ in filter(None, tasks)), 0), 1
+
+
+def initialised_groups() -> Any | None:
+    """torch.distributed, if the script has imported it and a process group exists."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def _read_numbers(own: str, all_of_them: str) -> tuple[int, int] | None:
@@ -142,13 +147,6 @@ Rule = Literal["auto", "all", "one-per-host", "listed"]
 MOST_TRACED = 64
 _RANGE = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?")
 _EXAMPLES = "write numbers and ranges as in 0,7,64-71, or one-per-host, all or auto"
-# A launcher's own number of the process, and its number among those of the same host.
-_LAUNCHERS = (
-    ("RANK", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_LOCALID"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "MPI_LOCALRANKID"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,15 +216,6 @@ def choose_trace(wanted: ChosenRanks, rank: int, world_size: int) -> TraceChoice
         traced, problem = _by_default(rank, world_size), f"{problem}, so --ranks auto is used"
         return TraceChoice(traced=traced, rule="auto", problem=problem)
     return TraceChoice(traced=wanted.holds(rank), rule="listed", problem=problem)
-
-
-def local_rank(rank: int) -> int | None:
-    """This process's number among the ranks of its host; None where no launcher says so. A launcher
-    whose own number is another one started something else, such as one process per host."""
-    for whole, local in _LAUNCHERS:
-        if os.environ.get(whole) == str(rank) and os.environ.get(local, "").isdecimal():
-            return int(os.environ[local])
-    return None
 
 
 def spread_evenly(world_size: int, most: int = MOST_TRACED) -> list[int]:

@@ -33,8 +33,6 @@ class Settings:
     step_on: str = "auto"  # one of STEP_ON, or call
     nccl_debug: bool = False
     ranks: str = "auto"  # which ranks record traces, as `--ranks` has it
-    collect_port: int = 0  # where this host's `run --collect` listens; 0: no --collect
-    collect_token: str = ""
     remedies: tuple[str, ...] = ()  # what the fix room applies, as `--with` has it
     script_facts: bool = False  # keep what the script is made of (script.json)
     trial: bool = False  # keep losses, the peak of memory and what the script is made of

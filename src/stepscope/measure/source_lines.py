@@ -17,8 +17,6 @@ from typing import Any
 from stepscope.measure import folder as layout
 from stepscope.measure.never_raise import never_raise, note
 
-# Follows which line of the user's own code runs, for one step, by Python's own tracing.
-#
 #     watch = LineWatch(open_mark); watch.begin(); ... the step runs ...; watch.end()
 #
 # `open_mark(line, running)` is called when a line begins, or was running already when the watch
@@ -164,18 +162,11 @@ def running_line() -> UserLine | None:
 
 def profiler_mark(line: UserLine, running: bool) -> Callable[[], None]:
     """The line as an event of the profiler."""
-    mark = _record_function()(f"{RUNNING if running else MARK}{line}")
-    mark.__enter__()
-    return functools.partial(mark.__exit__, None, None, None)
-
-
-@functools.cache
-def _record_function() -> Any:
-    """A mark costs a microsecond; torch before 2.2 has only the slow one."""
     import torch
 
-    fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
-    return fast or torch.profiler.record_function
+    mark = torch._C._profiler._RecordFunctionFast(f"{RUNNING if running else MARK}{line}")
+    mark.__enter__()
+    return functools.partial(mark.__exit__, None, None, None)
 
 
 @functools.cache

@@ -21,8 +21,6 @@ from stepscope.measure.settings import Settings
 if TYPE_CHECKING:
     Beside = Callable[[Path], Callable[[], None]]
 
-# Library use: capture from inside a script, which says itself where steps end.
-#
 # with stepscope.watch() as run:
 #     for batch in loader:
 #         train(batch)

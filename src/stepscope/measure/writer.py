@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     Line = dict[str, Any]
 
-# Lines to disk in the background: the training thread only appends to a queue.
-#
 # Every line reaches the operating system whole within the flush interval (FLUSH_S up to 64 ranks),
 # so a kill loses no more than that.
 
@@ -295,27 +293,21 @@ class StepPacking:
 
     def _pack(self) -> Iterator[None]:
         part = self._tail.with_name(part_name(self._parts + 1))
-        unfinished = layout.temporary(part)
-        try:
-            with self._tail.open("rb") as tail:
-                columns = PartColumns()
-                yield from _read_block(tail, columns)
+        with self._tail.open("rb") as tail:
+            columns = PartColumns()
+            yield from _read_block(tail, columns)
+            with layout.replacing(part) as unfinished:
                 yield from _write_gzip(unfinished, columns.encode())
-                unfinished.replace(part)
-                self._cut(tail, part)
-        finally:
-            layout.remove(unfinished)
+            self._cut(tail, part)
         self._lines -= columns.steps
         self._wanted = BLOCK + KEPT
 
     def _cut(self, tail: IO[bytes], part: Path) -> None:
         """Replace steps.jsonl by what follows the block; if that fails, the part goes again."""
-        rest = layout.temporary(self._tail)
         try:
-            rest.write_bytes(tail.read())
-            rest.replace(self._tail)
+            with layout.replacing(self._tail) as rest:
+                rest.write_bytes(tail.read())
         except BaseException:
-            layout.remove(rest)
             layout.remove(part)
             raise
         self._parts += 1

@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
-from stepscope.explain.flops import DTYPES
-from stepscope.predict.data_parallel import step_window
-from stepscope.predict.kernel_costs import FLOOR_NS, Family, roofline_ns
+from stepscope.explain.flops.call import DTYPES
+from stepscope.explain.memory.model import ATTENTION
+from stepscope.predict.data_parallel import in_step
+from stepscope.predict.kernel_costs import (
+    Family,
+    after_start,
+    roofline_ns,
+    with_durations,
+)
 from stepscope.predict.peak_memory.backward_graph import (
     FULL,
     NARROW,
@@ -31,7 +36,6 @@ from stepscope.records.change_values import mode_of
 from stepscope.records.hardware import Ceilings
 from stepscope.records.memory import CapturedBackward
 from stepscope.records.trace import HostKind, Trace
-from stepscope.step.call_tree import by_text
 from stepscope.step.edit import Selection, remove
 from stepscope.step.graph import Phase, StepGraph
 from stepscope.step.work import rows_named
@@ -88,17 +92,16 @@ def retime_elements(
     guessed = np.where(wide & _guess_narrow(context), Width.NARROW, Width.FULL)
     factor = _factors(context, np.where(width == Width.UNKNOWN, guessed, width))
     dur = graph.tasks.dur_ns
-    retimed = np.minimum(dur, FLOOR_NS) + np.maximum(dur - FLOOR_NS, 0.0) * factor
-    dur = np.where(others & (factor != 1.0), retimed, dur)
+    dur = np.where(others & (factor != 1.0), after_start(dur, factor), dur)
     for name, slower in _OWN_BATCH_NORM.items():
         dur = np.where(context.named(name.__eq__), slower * dur, dur)
-    return replace(graph, tasks=replace(graph.tasks, dur_ns=dur))
+    return with_durations(graph, dur)
 
 
 def _factors(context: StepContext, width: Ints) -> Floats:
     by_index = context.named(_BOUND_BY_INDEX.search)
-    elementwise = _of_kernel(context, _ELEMENTWISE.search)
-    strided = elementwise & ~_of_kernel(context, _VECTORIZED.search)
+    elementwise = context.kernels_named(_ELEMENTWISE.search)
+    strided = elementwise & ~context.kernels_named(_VECTORIZED.search)
     strided |= context.named(_OVER_WINDOWS.search)
     factor = np.where(strided, _STRIDED, _HALF_BYTES)
     factor = np.where(by_index, 1.0, factor)
@@ -108,11 +111,6 @@ def _factors(context: StepContext, width: Ints) -> Floats:
     stays = context.named(_STAYS_FP32.search)
     chosen: Floats = np.where(width == Width.MIXED, mixed, factor)
     return np.where(stays, 1.0, chosen)
-
-
-def _of_kernel(context: StepContext, matches: Callable[[str], object]) -> Flags:
-    trace, rows = context.trace, context.graph.tasks.row
-    return by_text(trace, trace.device.name, rows, lambda name: bool(matches(name)), False)
 
 
 def _guess_narrow(context: StepContext) -> Flags:
@@ -136,8 +134,7 @@ def _find_widths(context: StepContext) -> Ints:
     place_of_row[rows] = places
     creates = place_of_row[:-1] >= 0
     forward = nearest_of(host, creates, calls.row)
-    backward = np.where(calls.operator >= 0, host.forward_of[np.maximum(calls.operator, 0)], -1)
-    place = place_of_row[np.where(calls.phase == Phase.BACKWARD, backward, forward)]
+    place = place_of_row[np.where(calls.phase == Phase.BACKWARD, context.created_by, forward)]
     widths = np.array([*_node_widths(graph, find_wide_reads(context)), Width.UNKNOWN], np.int32)
     of_task: Ints = widths[place][context.graph.tasks.call]
     return of_task
@@ -224,7 +221,7 @@ def widths_by_argument(
 # in fp32. A call says how many elements its value has; the value is the newest one of that size.
 
 _TO, _OPERATORS = "aten::to", "aten::"
-_FLOAT_NAME, _FLOAT_CODE = "float", "6"  # PyTorch's number of the dtype
+_FLOAT_CODE = "6"  # PyTorch's number of the dtype
 
 
 def find_wide_reads(context: StepContext) -> Reads:
@@ -247,8 +244,7 @@ def find_wide_reads(context: StepContext) -> Reads:
 def _asking_calls(context: StepContext) -> list[tuple[int, int]]:
     """Rows of the trace, with the elements of their value; not those inside of operators."""
     trace, host = context.trace, context.trace.host
-    begin, end = step_window(context)
-    inside = (host.kind == HostKind.OPERATOR) & (host.start_ns >= begin) & (host.start_ns < end)
+    inside = (host.kind == HostKind.OPERATOR) & in_step(context)
     calls = []
     for row in np.flatnonzero(rows_named(trace, host, inside, _TO.__eq__)).tolist():
         parent = int(host.parent[row])
@@ -259,7 +255,7 @@ def _asking_calls(context: StepContext) -> list[tuple[int, int]]:
         shapes, dtypes, concrete = (msgspec.json.decode(trace.strings[code]) for code in texts)
         # The dtype comes first, or after a device.
         asked = next((text for text in concrete[1:3] if text), "")
-        if shapes and dtypes[:1] == [_FLOAT_NAME] and asked == _FLOAT_CODE:
+        if shapes and dtypes[:1] == [_FLOAT] and asked == _FLOAT_CODE:
             calls.append((row, math.prod(shapes[0])))
     return calls
 
@@ -287,13 +283,11 @@ def _reads_of(graph: CapturedBackward, value: tuple[int, int], places: Ints) -> 
 # query share one of the key. In bf16 and fp16 flash attention takes whatever has no mask: a few
 # kernels instead of many, and nobody keeps the scores.
 
-_ATTENTION = "aten::scaled_dot_product_attention"
 _UNFUSED = "aten::_scaled_dot_product_attention_math"
 _LARGEST_HEAD = 256
 _KERNELS = 1, 3  # of a fused forward, and of its backward
 _PRODUCTS = 1.0, 2.5  # FLOPs in terms of the forward pass's two products
 _PASSES = 1.0, 2.0  # over query, key, value and result
-_NARROW_BYTES = 2
 
 
 class UnfusedAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,9 +306,7 @@ def find_unfused_attention(context: StepContext) -> list[UnfusedAttention]:
     if context.on_host or not unfused.any():
         return []
     launched_by = nearest_of(host, unfused, graph.calls.row)[graph.tasks.call]
-    operator = graph.calls.operator
-    created_by = np.where(operator >= 0, host.forward_of[np.maximum(operator, 0)], -1)
-    creator = nearest_of(host, unfused, created_by)[graph.tasks.call]
+    creator = nearest_of(host, unfused, context.created_by)[graph.tasks.call]
     found = []
     for row in distinct(launched_by[launched_by >= 0]).tolist():
         sizes = _read_sizes(context, row)
@@ -350,7 +342,7 @@ def fuse_attention(
             gone[tasks] = True
             gone[left] = False
             dur_ns[left] = whole_ns / len(left)
-    fused = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+    fused = with_durations(graph, dur_ns)
     launched = np.bincount(graph.tasks.call, minlength=len(graph.calls))
     removed = np.bincount(graph.tasks.call[gone], minlength=len(graph.calls))
     return remove(fused, Selection(calls=(launched > 0) & (removed == launched), tasks=gone))
@@ -370,7 +362,7 @@ def find_attention_nodes(context: StepContext) -> tuple[tuple[int, ...], ...]:
 
 
 def _fused_ns(call: UnfusedAttention, dtype: str, ceilings: Ceilings, in_backward: bool) -> float:
-    moved = _NARROW_BYTES * _PASSES[in_backward] * call.elements
+    moved = NARROW * _PASSES[in_backward] * call.elements
     times: Floats = roofline_ns(
         Family.ATTENTION,
         np.array([_PRODUCTS[in_backward] * call.flops]),
@@ -386,7 +378,7 @@ def _read_sizes(context: StepContext, row: int) -> tuple[float, int] | None:
     """FLOPs and elements, by the shapes of the call around it; None if no fused kernel takes it."""
     host = context.trace.host
     outer = int(host.parent[row])
-    if outer < 0 or context.trace.strings[host.name[outer]] != _ATTENTION:
+    if outer < 0 or context.trace.strings[host.name[outer]] != ATTENTION:
         return None
     if host.shapes[outer] < 0 or host.dtypes[outer] < 0:
         return None

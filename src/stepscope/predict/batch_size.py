@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.memory.model import FED
 from stepscope.predict.declaration import Outcome, Refused
-from stepscope.predict.kernel_costs import FLOOR_NS, Family, retime_tasks
+from stepscope.predict.kernel_costs import ELEMENT_BYTES, Family, after_start, retime_tasks
 from stepscope.predict.operator_library import ProbedStep, find_probed_batch
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.stalls import NORMAL_95, PER_SAMPLES, grow_stalls
@@ -39,8 +39,6 @@ from stepscope.text.figures import milliseconds
 if TYPE_CHECKING:
     from stepscope.step.graph import Flags, Floats, Ints
 
-# A step with more samples or fewer: kernels grow by their shapes, host time stays.
-
 SPREAD = 0.05
 TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
 _HALF_BLOCKS = 1.15  # smaller blocks read their inputs more often
@@ -52,62 +50,67 @@ _RECURRENT_DOUBT = 0.12
 _SAMPLES_DOUBT = 0.4
 
 
+class _GrownStep(NamedTuple):
+    graph: StepGraph
+    grows: str  # how much of the step grows, and what stays
+    rule: str
+    spread: float
+    doubt: float = 0.0  # about algorithms that change with the batch
+
+
 def grow_batch(context: StepContext, factor: float) -> Outcome:
-    if context.on_host:
-        return _grow_step_on_host(context, factor)
+    probed, _ = find_probed_batch(context, factor)
+    grow = _grow_calls if context.on_host else _grow_tasks
+    grown = grow(context, factor, probed)
+    known_doubt = probed.error * (1.0 - probed.modelled_share) if probed else 0.0
+    loops = allow_for_loops(context, grown.graph, factor)
+    return Outcome(
+        context=_with_batch(context, loops.graph, factor),
+        assumptions=(
+            f"batch {_describe(context, factor)}: {grown.grows}",
+            *((loops.assumption,) if loops.assumption else ()),
+            grown.rule,
+            *((probed.describe("modelled"),) if probed else ()),
+            *_describe_stalls(context, factor),
+        ),
+        spread=grown.spread * (probed.modelled_share if probed else 1.0),
+        doubt=math.hypot(known_doubt, grown.doubt, loops.doubt),
+        samples=factor,
+        peak=peak_at_batch(context, context.grown * factor),
+    )
+
+
+def _grow_tasks(context: StepContext, factor: float, probed: ProbedStep | None) -> _GrownStep:
     growing = find_growing_tasks(context)
     if not growing.any():
         raise Refused("batch: no kernel's shapes depend on the batch")
     tasks = context.graph.tasks
     dur_ns = np.where(growing, _grown_ns(context, factor), tasks.dur_ns)
-    probed, _ = find_probed_batch(context, factor)
     if probed:
         dur_ns = np.where(growing & probed.known, tasks.dur_ns * probed.factor, dur_ns)
-    loops = allow_for_loops(
-        context, retime_tasks(context.graph, dur_ns, context.operators.row), factor
-    )
-    return Outcome(
-        context=_with_batch(context, loops.graph, factor),
-        assumptions=(
-            f"batch {_describe(context, factor)}: {int(growing.sum()):,} of {len(tasks):,} "
-            "kernels and copies grow with it. CPU time and the optimizer stay the same",
-            *_describe_loops(loops),
-            "a kernel takes longer only once it fills the GPU",
-            *((probed.describe("modelled"),) if probed else ()),
-            *_describe_stalls(context, factor),
-        ),
-        spread=SPREAD * (probed.modelled_share if probed else 1.0),
-        doubt=math.hypot(
-            _known_doubt(probed), _algorithms_doubt(context, dur_ns, probed), loops.doubt
-        ),
-        samples=factor,
-        peak=peak_at_batch(context, context.grown * factor),
+    return _GrownStep(
+        graph=retime_tasks(context.graph, dur_ns, context.operators.row),
+        grows=f"{int(growing.sum()):,} of {len(tasks):,} kernels and copies grow with it. CPU time "
+        "and the optimizer stay the same",
+        rule="a kernel takes longer only once it fills the GPU",
+        spread=SPREAD,
+        doubt=_algorithms_doubt(context, dur_ns, probed),
     )
 
 
-def _grow_step_on_host(context: StepContext, factor: float) -> Outcome:
+def _grow_calls(context: StepContext, factor: float, probed: ProbedStep | None) -> _GrownStep:
     graph, growing = grow_on_host(context, factor)
-    probed, _ = find_probed_batch(context, factor)
     if probed:
         calls, before = graph.calls, context.graph.calls
         grows = probed.known & (calls.call_ns != before.call_ns)
         call_ns = np.where(grows, before.call_ns * probed.factor, calls.call_ns)
         graph = replace(graph, calls=replace(calls, call_ns=call_ns))
-    loops = allow_for_loops(context, graph, factor)
-    return Outcome(
-        context=_with_batch(context, loops.graph, factor),
-        assumptions=(
-            f"batch {_describe(context, factor)}: {growing:,} of {len(graph.calls):,} "
-            "operators grow with it. Python's time and the optimizer stay the same",
-            *_describe_loops(loops),
-            "reading a matmul's weights takes the same time. Everything else grows with the batch",
-            *((probed.describe("modelled"),) if probed else ()),
-            *_describe_stalls(context, factor),
-        ),
-        spread=HOST_SPREAD * (probed.modelled_share if probed else 1.0),
-        doubt=math.hypot(_known_doubt(probed), loops.doubt),
-        samples=factor,
-        peak=peak_at_batch(context, context.grown * factor),
+    return _GrownStep(
+        graph=graph,
+        grows=f"{growing:,} of {len(graph.calls):,} operators grow with it. Python's time and the "
+        "optimizer stay the same",
+        rule="reading a matmul's weights takes the same time. Everything else grows with the batch",
+        spread=HOST_SPREAD,
     )
 
 
@@ -126,14 +129,6 @@ def _describe(context: StepContext, factor: float) -> str:
     if not context.batch:
         return f"x{factor:g}"
     return f"{context.batch} -> {round(context.batch * factor)}"
-
-
-def _describe_loops(loops: GrownLoops) -> tuple[str, ...]:
-    return (loops.assumption,) if loops.assumption else ()
-
-
-def _known_doubt(probed: ProbedStep | None) -> float:
-    return probed.error * (1.0 - probed.modelled_share) if probed else 0.0
 
 
 def _algorithms_doubt(context: StepContext, dur_ns: Floats, probed: ProbedStep | None) -> float:
@@ -162,8 +157,7 @@ def find_growing_tasks(context: StepContext) -> Flags:
     """Tasks of forward and backward that touch anything besides parameters."""
     phase = context.task_phase
     in_pass = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD) | (phase == Phase.DATA)
-    known = set(context.parameters.shapes) if context.parameters else set()
-    known |= {shape[::-1] for shape in known}
+    known = context.weight_shapes
 
     def has_others(shapes: str) -> bool:
         return not _all_in(shapes, known)
@@ -175,7 +169,7 @@ def find_growing_tasks(context: StepContext) -> Flags:
     return growing
 
 
-def _all_in(text: str, known: set[tuple[int, ...]]) -> bool:
+def _all_in(text: str, known: frozenset[tuple[int, ...]]) -> bool:
     """Whether all tensors are parameters; a list of tensors is none."""
     shapes = [dims for dims in msgspec.json.decode(text) if dims]
     lists = any(isinstance(shape[0], list) for shape in shapes)
@@ -196,10 +190,7 @@ def _grown_ns(context: StepContext, factor: float) -> Floats:
     product = (
         (blocks > 0) & (context.operators.family != Family.OTHER) & ~_find_weight_gradients(context)
     )
-    growth = np.where(product, after / before, factor)
-    start = np.minimum(tasks.dur_ns, FLOOR_NS)
-    grown: Floats = start + (tasks.dur_ns - start) * growth
-    return grown
+    return after_start(tasks.dur_ns, np.where(product, after / before, factor))
 
 
 def _product_time(context: StepContext, blocks: Floats, grown: float) -> Floats:
@@ -226,10 +217,9 @@ def _find_weight_gradients(context: StepContext) -> Flags:
     """Products that sum over the samples: their blocks are as many with any batch, and each takes
     longer. Kernels' names reveal those of convolutions, except in the backward of a backward;
     others return a parameter's shape."""
-    trace, rows = context.trace, context.graph.tasks.row
-    found = by_text(trace, trace.device.name, rows, lambda name: "wgrad" in name, False)
-    known = set(context.parameters.shapes) if context.parameters else set()
-    known |= {shape[::-1] for shape in known}
+    trace = context.trace
+    found = context.kernels_named(lambda name: "wgrad" in name)
+    known = context.weight_shapes
 
     def returns_parameter(shapes: str) -> bool:
         matrices = [shape for shape in tensor_shapes(shapes) if len(shape) == 2]
@@ -266,7 +256,6 @@ FIXED_NS = 3_000.0
 FLOPS_PER_BYTE = 16.0
 _PRODUCTS = frozenset({"aten::linear", "aten::addmm", "aten::mm", "aten::matmul"})
 _NO_SAMPLES = ("AccumulateGrad", ": TBackward", ": TransposeBackward", ": ViewBackward")
-_ITEM_BYTES = 4
 
 
 def grow_on_host(context: StepContext, factor: float) -> tuple[StepGraph, int]:
@@ -297,8 +286,7 @@ def _find_growing(context: StepContext) -> Flags:
     """Calls of forward and backward that touch anything besides parameters."""
     calls, trace = context.graph.calls, context.trace
     in_pass = (calls.phase != Phase.OPTIMIZER) & (calls.row >= 0)
-    known = set(context.parameters.shapes) if context.parameters else set()
-    known |= {shape[::-1] for shape in known}
+    known = context.weight_shapes
 
     def has_samples(shapes: str) -> bool:
         dims = [tuple(one) for one in msgspec.json.decode(shapes) if one and _is_shape(one)]
@@ -368,19 +356,16 @@ def weights_share(shapes: str) -> float:
     left, right = matrices[-2:] if len(matrices[0]) == 2 else matrices[:2]
     rows = math.prod(left[:-1])
     flops = 2.0 * rows * math.prod(right)
-    weights = FLOPS_PER_BYTE * _ITEM_BYTES * math.prod(right)
+    weights = FLOPS_PER_BYTE * ELEMENT_BYTES["fp32"] * math.prod(right)
     return weights / (weights + flops) if flops else 0.0
 
 
 def _grow_loading(context: StepContext, factor: float) -> Floats:
     """A batch is collated sample by sample: the wait for it grows. It is the longest time without a
     call in forward: loaders make calls of their own before it."""
-    calls, host = context.graph.calls, context.trace.host
+    calls = context.graph.calls
     gaps = calls.gap_ns.copy()
-    named = host.kind <= HostKind.ANNOTATION
-    loading = rows_named(context.trace, host, named, DATA_LOADING.search)
-    steps = max(1, len(context.steps.steps))
-    loading_ns = float(host.dur_ns[loading].sum()) / steps
+    loading_ns = _loading_ns(context)
     forward = np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.row >= 0))
     if len(forward) and loading_ns and not wait_for_workers_ns(context):
         waits = forward[np.argmax(gaps[forward])]
@@ -555,6 +540,11 @@ def wait_for_workers_ns(context: StepContext) -> float:
     run = context.analysis.run
     if not context.on_host or run is None or run.loader is None or not run.loader.workers:
         return 0.0
+    return _loading_ns(context)
+
+
+def _loading_ns(context: StepContext) -> float:
+    """Of a step: inside the data loader."""
     host = context.trace.host
     named = host.kind <= HostKind.ANNOTATION
     loading = rows_named(context.trace, host, named, DATA_LOADING.search)

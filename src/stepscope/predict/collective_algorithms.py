@@ -5,14 +5,13 @@ which is fastest at each size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import combinations
 
 import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.records.hardware import CollectiveFit, Segment
+from stepscope.records.hardware import Segment
 
 # Which all-reduce algorithm is fastest: ring, tree or halving-doubling, by their alpha-beta costs.
 #
@@ -22,7 +21,7 @@ from stepscope.records.hardware import CollectiveFit, Segment
 #     tree              2 log2(p) alpha    +  2 n beta             (pipelined)
 #     halving-doubling  2 log2(p) alpha    +  2 (p-1)/p n beta
 #
-# Reduce-scatter and all-gather are each half of the ring's. collective_formulas.py has every
+# Reduce-scatter and all-gather are each half of the ring's. collective_laboratory.py has every
 # algorithm that can be measured; the pipelined tree is NCCL's, and only compared.
 #
 # Over h hosts with r ranks on each, p = r h, and hops inside a host and between hosts:
@@ -91,16 +90,11 @@ def compare_algorithms(
     )
 
 
-def hop_of_ring(fit: CollectiveFit) -> Hop:
-    """alpha and beta of one hop, if a measured all-reduce was a ring.
+def hop_of_line(segments: Sequence[Segment], ranks: int) -> Hop:
+    """alpha and beta of one hop, if these lines are a ring's over so many ranks.
 
     The latency is the first segment's, the rate the last one's.
     """
-    return hop_of_line(fit.segments, fit.group_size)
-
-
-def hop_of_line(segments: Sequence[Segment], ranks: int) -> Hop:
-    """alpha and beta of one hop, if these lines are a ring's over so many ranks."""
     hops, volume = _hops_and_volumes(ranks)["ring"]
     return Hop(
         alpha_ns=segments[0].alpha_ns / hops,
@@ -145,12 +139,12 @@ def _all_sizes(alpha_ns: float, beta_ns_per_byte: float) -> Segment:
 
 def _hops_and_volumes(ranks: int) -> dict[str, tuple[float, float]]:
     """Alphas, and multiples of all bytes, that each algorithm costs."""
-    textbook = {
-        name: FORMULAS[name, "all_reduce"].terms(ranks, ranks)
-        for name in ("ring", "halving_doubling")
+    levels, volume = 2 * math.log2(ranks), 2 * ((ranks - 1) / ranks)
+    return {
+        "ring": (2.0 * (ranks - 1), volume),
+        "tree": (levels, 2.0),
+        "halving_doubling": (levels, volume),
     }
-    terms = {name: (float(one.steps), one.sent) for name, one in textbook.items()}
-    return {"ring": terms["ring"], "tree": (2 * math.log2(ranks), 2.0), **terms}
 
 
 def _crossovers(ranks: int, alpha_ns: float, beta_ns_per_byte: float) -> tuple[Crossover, ...]:
@@ -164,117 +158,3 @@ def _crossovers(ranks: int, alpha_ns: float, beta_ns_per_byte: float) -> tuple[C
         if hops > 0 and volume > 0:
             crossovers.append(Crossover(below=below, above=above, size_bytes=hops / volume))
     return tuple(sorted(crossovers, key=lambda crossover: crossover.size_bytes))
-
-
-# The textbook formula of each algorithm: steps, bytes sent and bytes added by the busiest rank.
-#
-# time = steps alpha + sent n beta + added n gamma, for p ranks and n bytes; r ranks on each of h
-# hosts. halving_doubling and recursive_doubling are exact for powers of two; other numbers need two
-# more steps, which schedule_cost counts.
-
-
-class CollectiveTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiples of alpha, and of the vector's bytes."""
-
-    steps: float
-    sent: float
-    added: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveFormula:
-    """As people write it, and as a function of p and r."""
-
-    words: str
-    terms: Callable[[int, int], CollectiveTerms]
-
-
-def _terms(steps: float, sent: float, added: float) -> CollectiveTerms:
-    return CollectiveTerms(steps=steps, sent=sent, added=added)
-
-
-def _others(p: int) -> float:
-    return (p - 1) / p
-
-
-def _up(p: int) -> int:
-    """log2, rounded up."""
-    return (p - 1).bit_length()
-
-
-FORMULAS = {
-    ("ring", "all_reduce"): CollectiveFormula(
-        words="2(p-1)·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, _: _terms(2 * (p - 1), 2 * _others(p), _others(p)),
-    ),
-    ("ring", "all_gather"): CollectiveFormula(
-        words="(p-1)·α + (p-1)/p·nβ", terms=lambda p, _: _terms(p - 1, _others(p), 0)
-    ),
-    ("ring", "reduce_scatter"): CollectiveFormula(
-        words="(p-1)·α + (p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, _: _terms(p - 1, _others(p), _others(p)),
-    ),
-    ("binomial_tree", "all_reduce"): CollectiveFormula(
-        words="2⌈log p⌉·(α + nβ) + ⌈log p⌉·nγ",
-        terms=lambda p, _: _terms(2 * _up(p), 2 * _up(p), _up(p)),
-    ),
-    ("binomial_tree", "all_gather"): CollectiveFormula(
-        words="2⌈log p⌉·α + (⌈log p⌉ + (p-1)/p)·nβ",
-        terms=lambda p, _: _terms(2 * _up(p), _up(p) + _others(p), 0),
-    ),
-    ("binomial_tree", "reduce_scatter"): CollectiveFormula(
-        words="2⌈log p⌉·α + (⌈log p⌉ + (p-1)/p)·nβ + ⌈log p⌉·nγ",
-        terms=lambda p, _: _terms(2 * _up(p), _up(p) + _others(p), _up(p)),
-    ),
-    ("halving_doubling", "all_reduce"): CollectiveFormula(
-        words="2 log p·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, _: _terms(2 * math.log2(p), 2 * _others(p), _others(p)),
-    ),
-    ("halving_doubling", "all_gather"): CollectiveFormula(
-        words="log p·α + (p-1)/p·nβ", terms=lambda p, _: _terms(math.log2(p), _others(p), 0)
-    ),
-    ("halving_doubling", "reduce_scatter"): CollectiveFormula(
-        words="log p·α + (p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, _: _terms(math.log2(p), _others(p), _others(p)),
-    ),
-    ("recursive_doubling", "all_reduce"): CollectiveFormula(
-        words="log p·(α + nβ + nγ)",
-        terms=lambda p, _: _terms(math.log2(p), math.log2(p), math.log2(p)),
-    ),
-    ("bruck", "all_reduce"): CollectiveFormula(
-        words="2⌈log p⌉·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, _: _terms(2 * _up(p), 2 * _others(p), _others(p)),
-    ),
-    ("bruck", "all_gather"): CollectiveFormula(
-        words="⌈log p⌉·α + (p-1)/p·nβ", terms=lambda p, _: _terms(_up(p), _others(p), 0)
-    ),
-    ("bruck", "reduce_scatter"): CollectiveFormula(
-        words="⌈log p⌉·α + (p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, _: _terms(_up(p), _others(p), _others(p)),
-    ),
-    ("direct", "all_reduce"): CollectiveFormula(
-        words="2·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, _: _terms(2, 2 * _others(p), _others(p)),
-    ),
-    ("direct", "all_gather"): CollectiveFormula(
-        words="α + (p-1)/p·nβ", terms=lambda p, _: _terms(1, _others(p), 0)
-    ),
-    ("direct", "reduce_scatter"): CollectiveFormula(
-        words="α + (p-1)/p·nβ + (p-1)/p·nγ", terms=lambda p, _: _terms(1, _others(p), _others(p))
-    ),
-    ("hierarchical", "all_reduce"): CollectiveFormula(
-        words="2(r-1+h-1)·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, r: _terms(2 * (r + p // r - 2), 2 * _others(p), _others(p)),
-    ),
-    ("hierarchical", "all_gather"): CollectiveFormula(
-        words="(r-1+h-1)·α + (p-1)/p·nβ",
-        terms=lambda p, r: _terms(r + p // r - 2, _others(p), 0),
-    ),
-    ("hierarchical", "reduce_scatter"): CollectiveFormula(
-        words="(r-1+h-1)·α + (p-1)/p·nβ + (p-1)/p·nγ",
-        terms=lambda p, r: _terms(r + p // r - 2, _others(p), _others(p)),
-    ),
-}
-# Both halves of its all-reduce in one; apart from each other they cost what the halves do.
-for _half in ("all_gather", "reduce_scatter"):
-    FORMULAS["recursive_doubling", _half] = FORMULAS["halving_doubling", _half]

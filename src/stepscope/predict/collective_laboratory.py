@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.predict.collective_algorithms import FORMULAS, CollectiveTerms
 from stepscope.predict.collective_times import evaluate, fit_sweep
 from stepscope.records.collective_schedules import (
     ALGORITHMS,
@@ -108,8 +107,8 @@ def _times(
     return AlgorithmTimes(
         kind=kind,
         algorithm=algorithm,
-        formula=FORMULAS[algorithm, kind].words if curve else None,
-        steps=int(terms.steps) if terms else None,
+        formula=FORMULAS[algorithm, kind] if curve else None,
+        steps=terms.steps if terms else None,
         sent=terms.sent if terms else None,
         added=terms.added if terms else None,
         sizes=sizes,
@@ -186,6 +185,35 @@ def measured_crossing(below: AlgorithmTimes, above: AlgorithmTimes) -> float | N
     return float(sizes[place - 1] * wider**share)
 
 
+# The textbook formula of each algorithm, for p ranks and n bytes; r ranks on each of h hosts.
+# Halving-doubling and recursive doubling are exact for powers of two; other numbers need two more
+# steps, which `count_terms` counts.
+
+FORMULAS = {
+    ("ring", "all_reduce"): "2(p-1)·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
+    ("ring", "all_gather"): "(p-1)·α + (p-1)/p·nβ",
+    ("ring", "reduce_scatter"): "(p-1)·α + (p-1)/p·nβ + (p-1)/p·nγ",
+    ("binomial_tree", "all_reduce"): "2⌈log p⌉·(α + nβ) + ⌈log p⌉·nγ",
+    ("binomial_tree", "all_gather"): "2⌈log p⌉·α + (⌈log p⌉ + (p-1)/p)·nβ",
+    ("binomial_tree", "reduce_scatter"): "2⌈log p⌉·α + (⌈log p⌉ + (p-1)/p)·nβ + ⌈log p⌉·nγ",
+    ("halving_doubling", "all_reduce"): "2 log p·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
+    ("halving_doubling", "all_gather"): "log p·α + (p-1)/p·nβ",
+    ("halving_doubling", "reduce_scatter"): "log p·α + (p-1)/p·nβ + (p-1)/p·nγ",
+    ("recursive_doubling", "all_reduce"): "log p·(α + nβ + nγ)",
+    ("bruck", "all_reduce"): "2⌈log p⌉·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
+    ("bruck", "all_gather"): "⌈log p⌉·α + (p-1)/p·nβ",
+    ("bruck", "reduce_scatter"): "⌈log p⌉·α + (p-1)/p·nβ + (p-1)/p·nγ",
+    ("direct", "all_reduce"): "2·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
+    ("direct", "all_gather"): "α + (p-1)/p·nβ",
+    ("direct", "reduce_scatter"): "α + (p-1)/p·nβ + (p-1)/p·nγ",
+    ("hierarchical", "all_reduce"): "2(r-1+h-1)·α + 2(p-1)/p·nβ + (p-1)/p·nγ",
+    ("hierarchical", "all_gather"): "(r-1+h-1)·α + (p-1)/p·nβ",
+    ("hierarchical", "reduce_scatter"): "(r-1+h-1)·α + (p-1)/p·nβ + (p-1)/p·nγ",
+}
+# Both halves of its all-reduce in one; apart from each other they cost what the halves do.
+for _half in ("all_gather", "reduce_scatter"):
+    FORMULAS["recursive_doubling", _half] = FORMULAS["halving_doubling", _half]
+
 # What a schedule costs, counted from its messages: the formula for every number of ranks.
 #
 # A step ends when its busiest rank is done: with alpha, its bytes x beta and what it adds x gamma.
@@ -201,6 +229,14 @@ class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
     added: float  # by the busiest rank
     messages: int  # of the busiest rank
     senders: int
+
+
+class CollectiveTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Multiples of alpha, and of the vector's bytes."""
+
+    steps: int
+    sent: float
+    added: float
 
 
 def step_loads(schedule: CollectiveSchedule, hosts: Sequence[Sequence[int]]) -> list[StepLoad]:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     _Span = tuple[int, int]
     _Lines = dict[_Span, tuple[float, float, float]]
 
-# How long collectives over N ranks take: calibrated, extrapolated, or from a data sheet.
-#
 # The sources, best first: a fit of exactly that group size; the fit of another size, or what the
 # trace's own collectives took, extrapolated; the link in the device table. Each says which it is
 # and how far off it may be. Bytes are extrapolated as a ring moves them, 2(p-1)/p times. Latencies

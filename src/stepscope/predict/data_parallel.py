@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.predict.collective_times import TracedAllReduces, TransferTimes
 from stepscope.predict.step_context import ACCUMULATE, StepContext
 from stepscope.records.job import KINDS, CollectiveCalls, Group
 from stepscope.records.strategies import RankFullySharded, RankPipeline, RankTensorParallel
@@ -29,6 +28,7 @@ from stepscope.trace.links import distinct, nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.predict.collective_times import TracedAllReduces, TransferTimes
     from stepscope.step.graph import Flags, Floats, Ints
 
     Sizes = NDArray[np.int64]
@@ -126,11 +126,9 @@ def _is_in_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
 
 def _largest_group(calls: CollectiveCalls, chosen: Flags) -> Group | None:
     groups = [calls.groups[group] for group in distinct(calls.group[chosen]).tolist()]
-    return max((group for group in groups if group.size), key=_size_of, default=None)
-
-
-def _size_of(group: Group) -> int:
-    return group.size or 0
+    return max(
+        (group for group in groups if group.size), key=lambda group: group.size or 0, default=None
+    )
 
 
 def _find_tasks(
@@ -160,6 +158,8 @@ def _find_all_reduces(
 
 def list_all_reduces(calls: CollectiveCalls, chosen: Flags, ranks: int) -> TracedAllReduces:
     """Calls that overlap share the link: together they count as one of all their bytes."""
+    from stepscope.predict.collective_times import TracedAllReduces
+
     numbers = np.flatnonzero(chosen)
     numbers = numbers[np.argsort(calls.start_ns[numbers], kind="stable")]
     start, end = calls.start_ns[numbers], calls.end_ns[numbers]
@@ -275,11 +275,18 @@ def step_window(context: StepContext) -> tuple[int, int]:
     return int(start.min()), int((start + host.dur_ns[rows]).max())
 
 
+def in_step(context: StepContext) -> Flags:
+    """Events of the host that start in this step."""
+    start = context.trace.host.start_ns
+    begin, end = step_window(context)
+    inside: Flags = (start >= begin) & (start < end)
+    return inside
+
+
 def rows_in_step(context: StepContext, names: tuple[str, ...]) -> NDArray[np.intp]:
     """Operators of the step with these names, in order of their start."""
     host = context.trace.host
-    begin, end = step_window(context)
-    among = (host.kind == HostKind.OPERATOR) & (host.start_ns >= begin) & (host.start_ns < end)
+    among = (host.kind == HostKind.OPERATOR) & in_step(context)
     rows = np.flatnonzero(rows_named(context.trace, host, among, lambda name: name in names))
     return rows[np.argsort(host.start_ns[rows], kind="stable")]
 

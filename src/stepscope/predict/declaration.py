@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepscope.records.prediction import PeakMemory
     from stepscope.step.graph import Flags, StepGraph
 
-# What a what-if declares about itself: each file in whatifs/ holds one such record, `WHATIF`.
+# What a what-if declares about itself: whatifs/__init__.py has the table of all of them.
 
 
 class ApplyStage(IntEnum):
@@ -49,7 +49,7 @@ class ApplyStage(IntEnum):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    name: str  # on the command line; the file has the same name
+    name: str  # on the command line
     help: str  # one line for `stepscope whatif --list`
     label: str | Callable[[str], str]  # what people call it; {} stands for the value
     stage: ApplyStage

@@ -1,12 +1,9 @@
-"""Apply what-ifs to a recorded step and predict its time with an interval.
-
-The same step on every GPU of the table, and by the number of workers.
-"""
+"""Apply what-ifs to a recorded step and predict its time with an interval."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,23 +15,16 @@ from stepscope.errors import UsageError
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.incomplete_ranks import refuse_span
 from stepscope.explain.whole_run.stalls import find_stalled
-from stepscope.predict.data_parallel import find_traced_exchange
 from stepscope.predict.declaration import NothingToChange, Outcome, Refused, WrongValue
-from stepscope.predict.other_gpu.gpu import Gpu, gpu_rows, make_gpu
-from stepscope.predict.other_gpu.step import check_memory, move_context, source_gpu
-from stepscope.predict.stalls import describe_stalls, find_stalls, with_longer_steps
+from stepscope.predict.stalls import NORMAL_95, describe_stalls, find_stalls, with_longer_steps
 from stepscope.predict.step_context import StepContext, find_parameters, find_rule, read_batch
 from stepscope.predict.whatifs import find_whatif, in_order
 from stepscope.records.hardware import find_device
 from stepscope.records.job import Job
 from stepscope.records.memory import Memory
 from stepscope.records.prediction import (
-    GpuComparison,
-    GpuPrediction,
     PeakMemory,
     Prediction,
-    ScalingCurve,
-    ScalingPoint,
     Setting,
 )
 from stepscope.records.run import RankRun
@@ -190,6 +180,8 @@ class Bench:
         peak = trial.peak if len(trial.peak_changes) == 1 else None
         if not trial.peak_changes:
             peak = self.peak_now
+        # Several what-ifs plan the exchange together; it is described once.
+        planned = context.exchange.summary if context.exchange else ""
         if peak and context.exchange:
             peak = peak.plus(context.exchange.held_bytes)
         return Prediction(
@@ -216,7 +208,7 @@ class Bench:
             speedup_high=speedup * math.exp(half),
             assumptions=(
                 *trial.assumptions,
-                *_exchange_summary(context),
+                *((planned,) if planned else ()),
                 *_ceilings_doubt(trial),
                 *(describe_stalls(context.stalls) if trial.applied else ()),
             ),
@@ -295,11 +287,6 @@ def _peak_changes(setting: Setting) -> frozenset[str]:
     return frozenset() if whatif.keeps_peak else frozenset({setting.name})
 
 
-def _exchange_summary(context: StepContext) -> tuple[str, ...]:
-    """Several what-ifs plan the exchange together; it is described once."""
-    return (context.exchange.summary,) if context.exchange and context.exchange.summary else ()
-
-
 def _ceilings_doubt(trial: Trial) -> tuple[str, ...]:
     """A note if the prediction was priced with ceilings that may be too low."""
     ceilings = trial.context.ceilings
@@ -333,7 +320,7 @@ def _interval(
     doubt = share * _host_doubt(context, base, typical)
     stalls = context.stalls.mean_doubt_ns / whole if context.stalls else 0.0
     variance += base.unexplained**2
-    half = 1.96 * math.sqrt(doubt**2 + share**2 * variance + stalls**2 + SMALLEST_DOUBT**2)
+    half = NORMAL_95 * math.sqrt(doubt**2 + share**2 * variance + stalls**2 + SMALLEST_DOUBT**2)
     return whole * math.exp(-half), whole * math.exp(half)
 
 
@@ -348,7 +335,7 @@ def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> floa
     if stalls := context.stalls:
         variance += (stalls.deviation_ns * (1 / mean - stalls.left / whole)) ** 2
         variance += (stalls.doubt_ns / whole) ** 2
-    return 1.96 * math.sqrt((now - then) ** 2 + variance + SMALLEST_DOUBT**2)
+    return NORMAL_95 * math.sqrt((now - then) ** 2 + variance + SMALLEST_DOUBT**2)
 
 
 def _host_doubt(context: StepContext, base: Corrected, step: float) -> float:
@@ -372,129 +359,3 @@ def host_spread(base: Corrected) -> float:
     """
     hidden = base.graph.host_ns < _HIDDEN_HOST * base.step_ns and not base.host_measured
     return math.hypot(base.spread, _HIDDEN_DOUBT if hidden else 0.0)
-
-
-# A recorded step on every GPU of the device table.
-
-_HOUR_S = 3600.0
-
-
-def table_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of the device table, those that people train on today."""
-    return tuple(make_gpu(row) for row in gpu_rows() if row.device)
-
-
-def compare_gpus(
-    bench: Bench, gpus: Sequence[Gpu], prices: Mapping[str, float] | None = None
-) -> GpuComparison:
-    """Raises Refused if the step's own GPU is not known."""
-    context = bench.context
-    source = source_gpu(context)
-    rows = [_predict_on_gpu(bench, gpu, (prices or {}).get(gpu.name)) for gpu in gpus]
-    own = check_memory(context, source)
-    return GpuComparison(
-        source=context.trace.device_name or source.name,
-        source_gpu=source.name,
-        batch=context.batch,
-        baseline_ms=bench.mean_ns / 1e6,
-        peak_bytes=own.peak_bytes,
-        gpus=tuple(sorted(rows, key=lambda row: (row.step_ms is None, row.step_ms or 0.0))),
-    )
-
-
-def _predict_on_gpu(bench: Bench, gpu: Gpu, price: float | None) -> GpuPrediction:
-    context = bench.context
-    memory = check_memory(context, gpu)
-    try:
-        moved = move_context(context, gpu)
-    except Refused as reason:
-        return GpuPrediction(
-            gpu=gpu.name,
-            step_ms=None,
-            fits=memory.fits,
-            memory_bytes=gpu.memory_bytes,
-            price=price,
-            why=str(reason).removeprefix("gpu: "),
-        )
-    step_ms, low_ms, high_ms = bench.interval_ms(moved.context, moved.doubt)
-    samples = context.samples / step_ms * 1e3 if context.samples else None
-    per_second = samples if samples is not None else 1e3 / step_ms
-    return GpuPrediction(
-        gpu=gpu.name,
-        step_ms=step_ms,
-        low_ms=low_ms,
-        high_ms=high_ms,
-        speedup=bench.mean_ns / 1e6 / step_ms,
-        samples_per_s=samples,
-        decides="host" if moved.decides == "host" else "device",
-        device_ms=moved.context.graph.device_ns / 1e6,
-        host_ms=moved.context.graph.host_ns / 1e6,
-        modelled_share=moved.modelled_share,
-        fits=memory.fits,
-        memory_bytes=gpu.memory_bytes,
-        largest_batch=memory.batch,
-        price=price,
-        samples_per_money=per_second * _HOUR_S / price if price else None,
-        why="" if math.isfinite(step_ms) else "no step",
-    )
-
-
-# Steps and throughput by number of workers, weak and strong, with a band.
-
-WORKER_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
-
-def predict_scaling(
-    bench: Bench, workers: Sequence[int] = WORKER_COUNTS, *, strong: bool = False
-) -> ScalingCurve:
-    """Steps and throughput by number of workers; what cannot be predicted is left out, with why."""
-    points: list[ScalingPoint] = []
-    refused: list[str] = []
-    assumptions: tuple[str, ...] = ()
-    present = _present_workers(bench)
-    for count in sorted(set(workers)):
-        setting = Setting(name="workers", value=f"{count}:strong" if strong else str(count))
-        trial = bench.begin()
-        if count != present:
-            trial = bench.change(trial, setting)
-        if trial.refused:
-            refused.append(trial.refused[-1])
-            continue
-        prediction = bench.conclude(trial, (setting,))
-        throughput = prediction.throughput_factor
-        exchange = trial.context.exchange
-        points.append(
-            ScalingPoint(
-                workers=count,
-                step_ms=prediction.predicted_ms,
-                low_ms=prediction.low_ms,
-                high_ms=prediction.high_ms,
-                throughput=throughput,
-                throughput_low=throughput * prediction.predicted_ms / prediction.high_ms,
-                throughput_high=throughput * prediction.predicted_ms / prediction.low_ms,
-                efficiency=throughput * present / count,
-                comm_ms=exchange.comm_ns / 1e6 if exchange else None,
-                exposed_ms=exchange.exposed_ns / 1e6 if exchange else None,
-                straggling=exchange.straggling if exchange else 1.0,
-                basis=exchange.basis if exchange else "measured",
-            )
-        )
-        if exchange:
-            assumptions = trial.assumptions
-    alone = next((point.throughput for point in points if point.workers == 1), 1.0 / present)
-    points = [
-        replace(point, efficiency=point.throughput / point.workers / alone) for point in points
-    ]
-    return ScalingCurve(
-        strong=strong,
-        present=present,
-        batch=bench.context.batch,
-        points=tuple(points),
-        assumptions=assumptions,
-        refused=tuple(refused),
-    )
-
-
-def _present_workers(bench: Bench) -> int:
-    traced = find_traced_exchange(bench.context, bench.context.graph)
-    return traced.ranks if traced else 1

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # The shares were measured on matmuls, attention and convolutions of the models in
 # benchmarks/workloads and of GPT-2 small on an H200 (docs/records/predictions.md). They are shares
 # of the data sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured.
-# convolutions.py knows dense convolutions by their shapes; the shares here are for the others.
+# tensor_cores.py knows dense convolutions by their shapes; the shares here are for the others.
 
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 FLOOR_NS = 2_000.0  # no kernel is shorter
 MEMORY_SHARE = 0.8  # of the bandwidth, by kernels that only move bytes
 _CALIBRATED_SHARE = 0.8  # of the data sheet's peak, that `calibrate` measures
@@ -136,6 +137,17 @@ def copy_ns(bytes_moved: Floats | float, ceilings: Ceilings) -> Floats:
 #
 # Each kernel fills the device, so the parts take turns: a trace shows a wait on one stream while
 # the kernels of another run. Such a wait becomes longer and shorter with these kernels.
+
+
+def with_durations(graph: StepGraph, dur_ns: Floats) -> StepGraph:
+    return replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+
+
+def after_start(dur_ns: Floats, factor: Floats | float) -> Floats:
+    """Kernels whose time changes by a factor, except for their start."""
+    start = np.minimum(dur_ns, FLOOR_NS)
+    changed: Floats = start + (dur_ns - start) * factor
+    return changed
 
 
 def retime_tasks(graph: StepGraph, dur_ns: Floats, operator: Ints) -> StepGraph:

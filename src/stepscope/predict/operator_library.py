@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.memory.model import ATTENTION
 from stepscope.predict.autocast import changed_mode, traced_mode
+from stepscope.predict.stalls import NORMAL_95
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.step_operators import (
     StepOperators,
@@ -30,6 +31,8 @@ from stepscope.text.figures import percent
 from stepscope.trace.run_folder.rank_facts import read_facts
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from stepscope.step.graph import Flags, Floats
 
 # The library of operator times: one SQLite file in the user's folder.
@@ -94,6 +97,8 @@ def read_places() -> list[str]:
 
 @contextlib.contextmanager
 def _opened(*, create: bool = False) -> Iterator[sqlite3.Connection]:
+    import sqlite3
+
     file = library_file()
     try:
         if create:
@@ -305,8 +310,6 @@ _MOST_SLOWER = 1.5
 _MOST_GROWTH = 1.5  # over the samples': a cache that no longer holds them, a wave more
 _MOST_BATCH_ERROR = 0.1  # relative, of a neighbour's time for another batch
 _NOTED_DISAGREEMENT = 0.1
-# Launches that a fused kernel saves are taken out of the step's graph, not out of casts.
-_FUSES = "aten::scaled_dot_product_attention"
 _MOST_MEASURED = 0.8  # of the calls that change: enough to know the host's cost
 
 
@@ -521,7 +524,7 @@ def _compare(
         probed_share=float(forward.item_ns[is_exact].sum()) / total,
         remembered_share=float(forward.item_ns[is_known & ~is_exact].sum()) / total,
         disagreement=disagreement,
-        error=math.hypot(noise / 1.96, ALONE_ERROR, disagreement / 2),
+        error=math.hypot(noise / NORMAL_95, ALONE_ERROR, disagreement / 2),
         host_added_ns=_host_added_ns(known, pairs),
     )
 
@@ -533,7 +536,8 @@ def _host_added_ns(
     changing = measured = 0
     added_ns = 0.0
     for (before, after), places in pairs.items():
-        if before == after or before.name == _FUSES:
+        # Launches that a fused kernel saves are taken out of the step's graph, not out of casts.
+        if before == after or before.name == ATTENTION:
             continue
         changing += len(places)
         had, has = (

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.parameter_server import WORTH, describe_effect, describe_straggling
+from stepscope.predict.stalls import NORMAL_95
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
 from stepscope.records.parameter_server import ConsistencyPromise, Staleness, Straggling
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Places = NDArray[np.int64]
 
-# What a consistency would give: measured own times in, updates per second and staleness out.
-
 _RUNS = 16  # drawn from the measured one; their spread is the interval
 _LEAST_STEPS, _MOST_STEPS = 400, 10_000  # per worker of a drawn run
 _BOUNDS = 20  # a run is at least so many times as long as a worker may run ahead
@@ -33,7 +32,6 @@ _MOST_NUMBERS = 4_000_000  # held in memory for all runs
 _WARM_UP = 0.1  # of a run: workers start together, which favours those that wait
 _IDLE_SERVER = 0.01  # busier servers make a queue that is worth simulating
 _MODEL_DOUBT = 0.05  # of a throughput, one standard deviation: what the simulation leaves out
-NORMAL_95 = 1.96
 
 
 def promise_throughput(

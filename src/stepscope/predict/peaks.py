@@ -16,8 +16,13 @@ from stepscope.explain.memory.captured import predict_peak
 from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import Transformer, token_bytes, transformer_activations
 from stepscope.predict.autocast import convolves_in_fp32, find_attention_nodes, find_wide_reads
-from stepscope.predict.data_parallel import step_window
-from stepscope.predict.peak_memory.backward_graph import ConvolutionLayout, MemoryChange
+from stepscope.predict.data_parallel import in_step
+from stepscope.predict.peak_memory.backward_graph import (
+    FULL,
+    NARROW,
+    ConvolutionLayout,
+    MemoryChange,
+)
 from stepscope.predict.peak_memory.passes import GraphLevels, TracedPasses, is_convolution
 from stepscope.predict.peak_memory.peak import (
     changed_peak,
@@ -38,15 +43,12 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.step.graph import Ints
 
-# Peak memory of a changed step: another batch, another precision, blocks recomputed, compiled.
-#
 # A run folder's measured memory and its backward graph come first (peak_memory/). Without them, a
 # transformer that Adam or SGD trains is worked out by arithmetic. Its peak is where backward
 # begins: parameters, optimizer state, everything kept for backward and the loss's gradient, but no
 # gradients of parameters yet. With few samples the peak is in the optimizer's step, which holds all
 # gradients, and one more copy in its foreach form.
 
-_FLOAT, _NARROW = 4, 2
 _DOUBT = 0.05  # of what arithmetic says
 _BETWEEN_RUNS = 0.01  # by which the peak of an unchanged step differs
 _WORTH_SAYING = 0.03  # of the peak
@@ -180,7 +182,7 @@ def _update_bytes(context: StepContext) -> int:
     """What the optimizer's form needs during its step, if its rule is known."""
     if context.parameters is None or not context.rule.fused:
         return 0
-    return (_bytes_in_step(context) - context.rule.state_bytes - _FLOAT) * (
+    return (_bytes_in_step(context) - context.rule.state_bytes - FULL) * (
         context.parameters.elements
     )
 
@@ -192,9 +194,9 @@ def _find_parts(context: StepContext, *, autocast: bool = False) -> PeakParts | 
     rule = context.rule
     if not rule.fused:  # what other optimizers keep is not known
         return None
-    if autocast and model.compute_bytes == _FLOAT:
-        cast = _NARROW * linear_elements(context.calls)
-        model = replace(model, compute_bytes=_NARROW, cast_bytes=cast)
+    if autocast and model.compute_bytes == FULL:
+        cast = NARROW * linear_elements(context.calls)
+        model = replace(model, compute_bytes=NARROW, cast_bytes=cast)
     tokens = model.batch * model.length
     outside = token_bytes(replace(model, layers=0)) * tokens
     kept = transformer_activations(model, None).total_bytes - model.cast_bytes
@@ -211,8 +213,8 @@ def _bytes_in_step(context: StepContext) -> int:
     """Per parameter: its state, its gradient, and the copy that foreach makes."""
     rule = context.rule
     form = context.update_form or current_form(context)
-    copied = form == "foreach" and rule.state_bytes > _FLOAT
-    return rule.state_bytes + _FLOAT + (_FLOAT if copied else 0)
+    copied = form == "foreach" and rule.state_bytes > FULL
+    return rule.state_bytes + FULL + (FULL if copied else 0)
 
 
 def _loss_bytes(model: Transformer, tokens: int) -> int:
@@ -255,8 +257,7 @@ def _clears_after_forward(context: StepContext, forward: Ints) -> bool:
     """Whether gradients of the step before are cleared between forward and backward. `forward` are
     the operators of forward that created nodes."""
     host = context.trace.host
-    begin, end = step_window(context)
-    inside = (host.start_ns >= begin) & (host.start_ns < end)
+    inside = in_step(context)
     marks = rows_named(
         context.trace, host, inside & (host.kind <= HostKind.ANNOTATION), _ZERO_GRAD.match
     )
@@ -297,8 +298,7 @@ def _match_by_size(context: StepContext, graph: CapturedBackward) -> tuple[Ints,
     graph, so that their order does not match them.
     """
     host, strings = context.trace.host, context.trace.strings
-    begin, end = step_window(context)
-    inside = (host.start_ns >= begin) & (host.start_ns < end) & (host.shapes >= 0)
+    inside = in_step(context) & (host.shapes >= 0)
     calls = np.flatnonzero(rows_named(context.trace, host, inside, _CONVOLUTION.__eq__))
     by_size: dict[tuple[int, ...], int] = {}
     for row in calls.tolist():

@@ -37,7 +37,7 @@ from stepscope.predict.data_parallel import (
     list_all_reduces,
 )
 from stepscope.predict.declaration import Refused
-from stepscope.predict.kernel_costs import FLOOR_NS, copy_ns
+from stepscope.predict.kernel_costs import FLOOR_NS, copy_ns, with_durations
 from stepscope.predict.step_context import GivenLink, HostPlan, StepContext
 from stepscope.records.hardware import Ceilings, Contention, Profile, find_device
 from stepscope.records.job import KINDS, CollectiveCalls
@@ -59,8 +59,6 @@ from stepscope.text.words import counted
 if TYPE_CHECKING:
     from stepscope.step.graph import Floats, Ints
 
-# The exchange of gradients put into a step: DDP's buckets, or ZeRO's shards.
-#
 # Collectives run one after the other on a stream of their own. On an accelerator each waits for the
 # compute launched before it, and the compute after backward waits for the last one. If the CPU is
 # the device, the host itself waits.
@@ -85,10 +83,6 @@ _COST_ON_DEVICE = DdpCost(step_ns=300_000, bucket_ns=75_000, tensor_ns=35_000)
 _CPU_COPY_BYTES_S = 27e9  # bytes read plus bytes written
 
 
-def ddp_cost(*, on_host: bool) -> DdpCost:
-    return _COST_ON_CPU if on_host else _COST_ON_DEVICE
-
-
 class StepLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Where collectives go in a step, and what the host pays for them."""
 
@@ -99,7 +93,7 @@ class StepLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost(self) -> DdpCost:
-        return ddp_cost(on_host=self.on_host)
+        return _COST_ON_CPU if self.on_host else _COST_ON_DEVICE
 
     def collective(self, before: int, dur_ns: float, **more: Any) -> InsertedCall:
         given = {"gap_ns": self.cost.bucket_ns, **more}
@@ -127,12 +121,6 @@ def find_layout(graph: StepGraph, ready: Ints, *, on_host: bool) -> StepLayout:
     )
 
 
-def first_forward_call(graph: StepGraph) -> int:
-    """The number of calls if there is no forward."""
-    forward = np.flatnonzero(graph.calls.phase == Phase.FORWARD)
-    return int(forward.min(initial=len(graph.calls)))
-
-
 def remove_traced(graph: StepGraph, traced: TracedExchange) -> StepGraph:
     """The step without its own exchange; the calls stay."""
     tasks = np.zeros(len(graph.tasks), np.bool_)
@@ -143,7 +131,7 @@ def remove_traced(graph: StepGraph, traced: TracedExchange) -> StepGraph:
 def retime_traced(graph: StepGraph, traced: TracedExchange, dur_ns: Floats) -> StepGraph:
     durations = graph.tasks.dur_ns.copy()
     durations[traced.tasks] = dur_ns
-    return replace(graph, tasks=replace(graph.tasks, dur_ns=durations))
+    return with_durations(graph, durations)
 
 
 def sum_gradients(
@@ -202,7 +190,7 @@ def _broadcast(
     offset: int,
 ) -> list[InsertedCall]:
     """Before forward, which waits for it."""
-    first = first_forward_call(graph)
+    first = int(np.flatnonzero(graph.calls.phase == Phase.FORWARD).min(initial=len(graph.calls)))
     sizes = np.array(norm_buffers.messages_bytes, np.float64)
     inserted = [
         layout.collective(first, dur) for dur in transfers.expected_ns(sizes, "broadcast").tolist()

@@ -39,7 +39,7 @@ from stepscope.predict.planned_exchange import (
     replicates_hosts,
     spans_hosts,
 )
-from stepscope.predict.stalls import describe_workers_stalls, grow_stalls, share_stalls
+from stepscope.predict.stalls import NORMAL_95, describe_workers_stalls, grow_stalls, share_stalls
 from stepscope.predict.step_context import Exchange, StepContext, WorkerPlan
 from stepscope.records.hardware import Profile, find_device
 from stepscope.step.edit import scale_calls, scale_tasks
@@ -240,31 +240,15 @@ class _PlannedStep:
         share = share_doubt(*self.own_ns, step_ns(graph), on_host=self.context.on_host)
         if transfers is None:
             return share
-        factor = math.exp(1.96 * transfers.spread)
+        factor = math.exp(NORMAL_95 * transfers.spread)
         low, high = (
             step_ns(self.build(transfers.scaled(scale), straggling))
             for scale in (1 / factor, factor)
         )
-        link = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * 1.96)
+        link = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * NORMAL_95)
         usual = step_ns(self.build(transfers, 1.0)) if straggling != 1.0 else step_ns(graph)
         slow = STRAGGLING_DOUBT * abs(math.log(max(step_ns(graph), 1.0) / max(usual, 1.0)))
         return math.hypot(share, link, slow, MODEL_DOUBT[self.context.on_host])
-
-
-def find_link_times(
-    context: StepContext, traced: TracedExchange | None, ranks: int
-) -> TransferTimes | None:
-    """Collectives over `ranks` workers of this step; None for one worker, or if not known."""
-    if ranks < 2:
-        return None
-    return find_transfer_times(
-        ranks,
-        trace=context.trace,
-        profiles=_usable_profiles(context),
-        traced=traced.all_reduces if traced else None,
-        device=find_device(context.trace.device_name or ""),
-        on_host=context.on_host,
-    )
 
 
 def _usable_profiles(context: StepContext) -> Sequence[Profile]:
@@ -285,7 +269,14 @@ def _planned_transfers(
     if plan.hosts is not None:
         times = find_host_times(context, traced, plan.hosts)
     else:
-        times = find_link_times(context, traced, plan.ranks)
+        times = find_transfer_times(
+            plan.ranks,
+            trace=context.trace,
+            profiles=_usable_profiles(context),
+            traced=traced.all_reduces if traced else None,
+            device=find_device(context.trace.device_name or ""),
+            on_host=context.on_host,
+        )
     if times is None:
         raise Refused(
             f"the time of an all-reduce over {counted(plan.ranks, 'worker')} is unknown. Run "

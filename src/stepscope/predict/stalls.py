@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.step.graph import Floats
 
-# Stalls in the average step: the run's mean step is its typical step plus these.
-#
 # What-ifs change the typical step, which the trace shows. Stalls are known from every step of the
 # run and stay as they are, unless a what-if concerns their cause. Times are nanoseconds.
 
-NORMAL_95 = 1.96  # standard deviations on each side hold 95%
 # The script stalls for these at the same step on every worker.
+NORMAL_95 = 1.96  # standard deviations on each side hold 95%
 _BY_THE_SCRIPT = frozenset({*WITHOUT_GRADIENTS, "checkpoint", "compile"})
 # Half of what independent stalls add, one standard deviation: they may partly coincide.
 _COINCIDENCE_DOUBT = 0.5

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.cpu_use import CpuUse
-    from stepscope.explain.flops import Costs
+    from stepscope.explain.flops.costs import Costs
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.predict.stalls import StepStalls
     from stepscope.records.hardware import Ceilings, Profile
@@ -467,6 +467,24 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return bool(matches(name))
 
         return by_text(self.trace, names, self.operators.row, is_match, is_match(""))
+
+    def kernels_named(self, matches: Callable[[str], object]) -> Flags:
+        """Tasks whose kernel's name matches."""
+        names, rows = self.trace.device.name, self.graph.tasks.row
+        return by_text(self.trace, names, rows, lambda name: bool(matches(name)), False)
+
+    @property
+    def created_by(self) -> Ints:
+        """Of each call in backward: the forward operator that created its node; -1 for none."""
+        operator = self.graph.calls.operator
+        creator = self.trace.host.forward_of[np.maximum(operator, 0)]
+        return np.where(operator >= 0, creator, np.int32(-1))
+
+    @cached_property
+    def weight_shapes(self) -> frozenset[tuple[int, ...]]:
+        """The shapes of all parameters, each also transposed."""
+        shapes = self.parameters.shapes if self.parameters else ()
+        return frozenset(shapes) | {shape[::-1] for shape in shapes}
 
 
 def find_operators(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: bool) -> Operators:

@@ -20,7 +20,6 @@ from stepscope.predict.step_context import StepContext
 from stepscope.records.change_values import precision_of, uses_autocast
 from stepscope.records.hardware import OperatorCall, Output
 from stepscope.records.trace import HostKind, Trace
-from stepscope.step.call_tree import by_text
 from stepscope.step.graph import Phase, call_phases
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
@@ -179,14 +178,9 @@ def _joined(
 
 def _crosses_machines(context: StepContext) -> Flags:
     """Copies between the host and the device: their time is the link's, not an operator's."""
-    tasks, trace = context.graph.tasks, context.trace
     if context.on_host:
         return np.zeros(len(context.graph.calls), np.bool_)
-
-    def crosses(name: str) -> bool:
-        return _BETWEEN_MACHINES.search(name) is not None
-
-    return by_text(trace, trace.device.name, tasks.row, crosses, False)
+    return context.kernels_named(_BETWEEN_MACHINES.search)
 
 
 def _read_calls(
@@ -204,32 +198,23 @@ def _read_calls(
         )
     )
     shapes = context.parameters.shapes if context.parameters else ()
-    known = {key: _with_lists(_read_call(strings, *key), shapes) for key in dict.fromkeys(keys)}
+    known = {key: _with_lists(_read_call(strings, key), shapes) for key in dict.fromkeys(keys)}
     return [known[key] for key in keys]
 
 
-def _read_call(
-    strings: tuple[str, ...],
-    name: int,
-    shapes: int,
-    strides: int,
-    dtypes: int,
-    concrete: int,
-    in_forward: bool,
-    read: tuple[tuple[int, int], ...],
-) -> TracedCall:
-    def entries(code: int) -> tuple[Any, ...]:
-        return tuple(msgspec.json.decode(strings[code])) if code >= 0 else ()
-
-    given = entries(shapes)
+def _read_call(strings: tuple[str, ...], key: tuple[Any, ...]) -> TracedCall:
+    name, *codes, in_forward, read = key
+    shapes, strides, dtypes, concrete = (
+        tuple(msgspec.json.decode(strings[code])) if code >= 0 else () for code in codes
+    )
     return TracedCall(
         name=strings[name],
-        shapes=given,
-        strides=entries(strides),
-        dtypes=entries(dtypes),
-        concrete=entries(concrete),
+        shapes=shapes,
+        strides=strides,
+        dtypes=dtypes,
+        concrete=concrete,
         in_forward=in_forward,
-        widths=widths_by_argument(given, entries(dtypes), read) if read else (),
+        widths=widths_by_argument(shapes, dtypes, read) if read else (),
     )
 
 
@@ -336,7 +321,7 @@ def _grow_text(text: str, batch: int, factor: float) -> str:
 # Which dtype each input of a step's calls would have in another precision.
 #
 # A trace has shapes but no tensors. Where the captured graph says what an operator reads, the rules
-# of autocast decide (autocast_inputs.py). Else an input is taken to be the last output of its
+# of autocast decide (autocast.py). Else an input is taken to be the last output of its
 # shape; where one call has several inputs of a shape, the others are the widest of the last few: a
 # sum joins what a product returned with a residual stream that may be wider.
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.data_parallel import step_window
+from stepscope.predict.data_parallel import in_step, step_window
 from stepscope.predict.peak_memory.backward_graph import (
     OUTSIDE,
     block_of_nodes,
@@ -141,8 +141,7 @@ def captured_graph(context: StepContext) -> CapturedBackward | None:
 def _traced_nodes(context: StepContext) -> Ints:
     """Events of the step's backward, in the order in which forward created their nodes."""
     host = context.trace.host
-    begin, end = step_window(context)
-    inside = (host.forward_of >= 0) & (host.start_ns >= begin) & (host.start_ns < end)
+    inside = (host.forward_of >= 0) & in_step(context)
     # The engine's own event around a node has the same creator.
     rows = np.flatnonzero(
         rows_named(context.trace, host, inside, lambda name: not name.startswith(_ENGINE))

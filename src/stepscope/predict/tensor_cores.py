@@ -5,22 +5,23 @@ read aligned.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from stepscope.explain.flops.call import Call, Unknown
 from stepscope.explain.flops.products import asked_gradients, read_convolution
 from stepscope.predict.kernel_costs import (
     ALIGNED_BYTES,
+    ELEMENT_BYTES,
     FLOOR_NS,
     Family,
+    after_start,
     retime_tasks,
     sheet_flops,
+    with_durations,
 )
 from stepscope.step.call_tree import by_text, distinct_places, is_channels_last, tensor_shapes
 from stepscope.step.graph import Phase, StepGraph
@@ -46,7 +47,6 @@ _WEIGHT_CHANNELS = 64  # of a block of a weight's gradient
 _FEW_CHANNELS, _FEW_BYTES = 8, 32  # an image's channels are filled up to so many bytes there
 _ALIGNED = 16  # bytes
 _RANKS = (3, 4, 5)  # tensors of a convolution over one to three dimensions
-_ITEM_BYTES = {"tf32": 4, "bf16": 2, "fp16": 2}
 # One deviation of the logarithm of a net's convolutions together. Single ones have a long tail:
 # cuDNN takes other kernels for some shapes, and a tenth of all take half as long again, or longer.
 _DEVIATION = 0.15
@@ -168,7 +168,7 @@ def amounts(
     multiprocessors: int,
     gradients: AskedGradients | None = None,
 ) -> Terms:
-    item, peak_ns = _ITEM_BYTES[dtype], 1e9 / sheet_flops(ceilings, dtype)
+    item, peak_ns = ELEMENT_BYTES[dtype], 1e9 / sheet_flops(ceilings, dtype)
     byte_ns = item * 1e9 / ceilings.bytes_s if ceilings.bytes_s else 0.0
     points, chunk = shape.batch * shape.filtered_points, _CHANNEL_BYTES // item
     columns, inner = shape.outputs, shape.inputs
@@ -402,11 +402,10 @@ def narrow_depthwise(
     rows = np.where(depthwise, context.operators.row, -1)
     channels_last = by_text(context.trace, strides, rows, is_channels_last, False)
     own, general = (
-        channels_last & _kernels_named(context, pattern) for pattern in (_OWN, _GENERAL)
+        channels_last & context.kernels_named(pattern.search) for pattern in (_OWN, _GENERAL)
     )
     dur_ns = graph.tasks.dur_ns
-    start = np.minimum(dur_ns, FLOOR_NS)
-    new_ns = np.where(own, start + 0.5 * (dur_ns - start), dur_ns)
+    new_ns = np.where(own, after_start(dur_ns, 0.5), dur_ns)
     peak = ceilings.flops.get("fp32", 0.0)
     # A backward operator has the FLOPs of two gradients; a kernel computes one.
     gradients = np.where(context.named(lambda name: "backward" in name), 2.0, 1.0)
@@ -414,20 +413,13 @@ def narrow_depthwise(
     general &= (flops > 0) & (peak > 0)
     own_ns = FLOOR_NS + 1e9 * flops / max(1.0, _OWN_SHARE * peak)
     new_ns = np.where(general, np.minimum(dur_ns, own_ns), new_ns)
-    return replace(graph, tasks=replace(graph.tasks, dur_ns=new_ns)), depthwise & ~own
+    return with_durations(graph, new_ns), depthwise & ~own
 
 
 def find_depthwise_doubt(dur_ns: Floats, depthwise: Flags) -> float:
     """Of the logarithm of the step: as if one deviation away they gained half of what they may."""
     share = float(dur_ns[depthwise].sum()) / max(1.0, float(dur_ns.sum()))
     return -0.5 * math.log(1.0 - share * (1.0 - 1.0 / _GAIN))
-
-
-def _kernels_named(context: StepContext, pattern: re.Pattern[str]) -> Flags:
-    trace, rows = context.trace, context.graph.tasks.row
-    return by_text(
-        trace, trace.device.name, rows, lambda name: pattern.search(name) is not None, False
-    )
 
 
 def _has_few_channels(shapes: str) -> bool:

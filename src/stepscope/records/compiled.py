@@ -10,6 +10,15 @@ if TYPE_CHECKING:
     from stepscope.records.source_lines import Place
 
 
+# Operators that only give a tensor another shape or other strides.
+_VIEWS = (
+    "_reshape_alias _unsafe_view alias as_strided detach diagonal expand permute reshape select "
+    "slice split split_with_sizes squeeze t transpose unbind unfold unsqueeze view view_as_real"
+)
+GRAPH_VIEWS = frozenset(f"aten::{word}" for word in _VIEWS.split())
+_MOSTLY = 0.5
+
+
 class GraphOperator(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a compiled graph. Arguments are described as the profiler describes a call's."""
 
@@ -195,3 +204,11 @@ class CompiledWork(msgspec.Struct, frozen=True, kw_only=True):
     recompiled: tuple[Recompiled, ...] = ()
     eager: tuple[RunsEager, ...] = ()
     notes: tuple[str, ...] = ()  # what was not captured
+
+    def is_most_of(self, computing_ms: float) -> bool:
+        """Whether compiled graphs take most of the time in which the device computes: advice to
+        compile comes too late."""
+        return (
+            bool(computing_ms)
+            and sum(region.ms for region in self.regions) >= _MOSTLY * computing_ms
+        )

@@ -37,7 +37,6 @@ PHASE_FIELDS = (
     "compile_ns",
     "between_epochs_ns",
 )
-USUAL_FIELDS = (*PHASE_FIELDS[:4], OTHER)  # on every line
 EXTRA_FIELDS = (
     "epoch_gap_ns",
     "device_ns",
@@ -183,7 +182,6 @@ def _namespace() -> str | None:
 # The names of a job's hosts, and of the files about them in its run folder.
 
 HOSTS = "hosts"  # the folder
-COLLECTOR = ".collector"  # in it: where the first host's `stepscope run --collect` listens
 _PROCESSES = ".processes.jsonl"
 
 

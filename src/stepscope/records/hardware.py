@@ -61,16 +61,14 @@ def find_device(
     if not is_certain and memory_bytes is None:
         return None
     if memory_bytes is not None:
-        rows = [row for row in rows if _fits_memory(row, memory_bytes)]
+        rows = [
+            row for row in rows if _MIN_MEMORY <= memory_bytes / row.memory_bytes <= _MAX_MEMORY
+        ]
     if multiprocessors is not None:
         rows = [row for row in rows if row.multiprocessors == multiprocessors]
     if len({tuple(row.peaks.items()) for row in rows}) > 1 and not is_certain:
         return None
     return rows[0] if rows else None
-
-
-def _fits_memory(row: DeviceSpec, memory_bytes: int) -> bool:
-    return _MIN_MEMORY <= memory_bytes / row.memory_bytes <= _MAX_MEMORY
 
 
 def plain_name(name: str) -> str:
@@ -266,18 +264,18 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator with the same shapes, on the roofline. Amounts are per step."""
 
     operator: str
-    shapes: str
+    shapes: str = ""
     dtype: str
     calls: float
     device_ns: float
     flops: float | None
     bytes_moved: float | None
-    intensity: float | None  # FLOPs per byte
-    achieved_flops: float | None  # per second
-    ceiling_flops: float | None  # per second, at this intensity
-    roof_ns: float | None  # max(FLOPs / peak, bytes / bandwidth)
-    gap_ns: float | None  # device_ns - roof_ns
-    bound: Bound
+    intensity: float | None = None  # FLOPs per byte
+    achieved_flops: float | None = None  # per second
+    ceiling_flops: float | None = None  # per second, at this intensity
+    roof_ns: float | None = None  # max(FLOPs / peak, bytes / bandwidth)
+    gap_ns: float | None = None  # device_ns - roof_ns
+    bound: Bound = "unknown"
     phase: Phase
     recomputed: bool = False
     place: Place | None = None  # of a compiled kernel, and of the optimizer's: its line

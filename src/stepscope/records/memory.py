@@ -13,8 +13,6 @@ from stepscope.records.quality import Bytes, Count, DurationNs, Note
 if TYPE_CHECKING:
     from stepscope.records.trace import Int8, Int32, Int64
 
-# What filled the memory of one rank: bytes by category, where they came from, and what would fit.
-#
 # Each storage counts once. None means unknown, never zero. If all `categories` at the peak are
 # known, they add up to it.
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-# Training through a parameter server: what a run showed, and what another consistency promises.
-#
 # Field names are the words of the JSON contract (docs/reference/json.md, `together`).
 
 # Who is slow: nobody, always or mostly the same worker, or a different worker each time.

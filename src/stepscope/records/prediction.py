@@ -16,8 +16,6 @@ from stepscope.text.notebook import Length, card, line
 if TYPE_CHECKING:
     from stepscope.records.parameter_server import ConsistencyPromise
 
-# What a change would save, predicted before anybody tries it.
-
 # What "the step" is: the mean of a run's steady steps, stalls among them, or a typical one: the
 # median of steps, or what a trace shows.
 StepBasis = Literal["mean", "median"]
@@ -137,32 +135,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     def _step(self) -> str:
         steps = f"{significant(self.baseline_ms)} -> {milliseconds(self.predicted_ms)} per step"
         return f"{steps} ({interval(self.low_ms, self.high_ms)})"
-
-
-class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
-    workers: int
-    step_ms: float
-    low_ms: float
-    high_ms: float
-    throughput: float  # samples per second of all workers, over the present job's
-    throughput_low: float
-    throughput_high: float
-    efficiency: float  # throughput over that of as many times one worker (else: times the present)
-    comm_ms: float | None  # all collectives, one after the other; None: as measured
-    exposed_ms: float | None  # what they add to the step
-    straggling: float  # the slowest worker's own step over a usual one
-    basis: str  # measured, or where the collectives' times come from
-
-
-class ScalingCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps by number of workers. Strong: all workers share one batch; weak: each keeps its own."""
-
-    strong: bool
-    present: int  # workers of the trace
-    batch: int | None  # per worker, if the trace says
-    points: tuple[ScalingPoint, ...]
-    assumptions: tuple[str, ...] = ()  # of the last point
-    refused: tuple[str, ...] = ()
 
 
 # What a change buys, in words: time that a step saves, or samples a second that it adds.

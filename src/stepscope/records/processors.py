@@ -121,11 +121,22 @@ def first_sibling(core: int) -> int:
     return core
 
 
-def local_rank() -> int | None:
-    """This rank's number on its machine, if the launcher says so."""
-    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
-        with contextlib.suppress(KeyError, ValueError):
-            return int(os.environ[name])
+# A launcher's own number of the process, and its number among those of the same host.
+_LAUNCHERS = (
+    ("RANK", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_LOCALID"),
+)
+
+
+def local_rank(rank: int | None = None) -> int | None:
+    """This process's number among the ranks of its host; None where no launcher says so. A launcher
+    whose own number is not `rank` started something else, such as one process per host."""
+    for whole, local in _LAUNCHERS:
+        is_ours = rank is None or os.environ.get(whole) == str(rank)
+        if is_ours and os.environ.get(local, "").isdecimal():
+            return int(os.environ[local])
     return None
 
 

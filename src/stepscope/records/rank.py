@@ -181,14 +181,3 @@ class RanksWithoutTrace(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     ranks: tuple[tuple[int, int], ...]  # ranges, both ends included
     why: str
-
-
-def number_spans(numbers: list[int]) -> tuple[tuple[int, int], ...]:
-    """0, 1, 2, 7 -> (0, 2), (7, 7)."""
-    spans: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1] = (spans[-1][0], number)
-        else:
-            spans.append((number, number))
-    return tuple(spans)

@@ -15,7 +15,6 @@ import math
 from functools import lru_cache
 
 GROUP = 16  # maps that fold into one
-H200_MULTIPROCESSORS = 132
 LARGEST_SIZE = 128  # of a state that the GPU's kernels keep in registers
 LARGEST_LSTM = 32  # larger ones go back by batched products on a GPU, and lose to cuDNN there
 FUSED_SIZE = 32  # of a state and an input whose whole backward pass is fused

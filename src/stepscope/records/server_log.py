@@ -7,9 +7,9 @@
         shard-0000-2.jsonl                   its second actor: a backup, or who took over
         coordinator.jsonl                    MemberChange, ClockClosed, CheckpointCut, ShardRestored
 
-Every line is one record as a JSON object; its `event` is the key of EVENT_TYPES that names its
-type. All times are nanoseconds; `at_unix_ns` is the wall clock of the process that wrote the line,
-when the thing began. A killed process leaves a last line that may be cut off: readers skip it.
+Every line is one record as a JSON object; its `event` names its type. All times are
+nanoseconds; `at_unix_ns` is the wall clock of the process that wrote the line, when the thing
+began. A killed process leaves a last line that may be cut off: readers skip it.
 
 A worker's *clock* counts its finished pushes: its first pull and push have clock 0. A *member* is
 one life of a worker, written "rank.life": a worker that was evicted and came back is a new member.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 Mode = Literal["strong", "bounded", "eventual", "weak"]
 
@@ -206,37 +206,8 @@ ServerEvent = (
     | CheckpointCut
     | ShardRestored
 )
-EVENT_TYPES: dict[str, type[ServerEvent]] = {
-    kind.event: kind
-    for kind in (
-        Pull,
-        Push,
-        UpdateApplied,
-        PullServed,
-        MemberChange,
-        ClockClosed,
-        CheckpointCut,
-        ShardRestored,
-    )
-}
 
 
 def event_line(event: ServerEvent) -> str:
     """One line of a log, with its end."""
     return json.dumps({"event": event.event, **asdict(event)}, separators=(",", ":")) + "\n"
-
-
-def event_from(values: dict[str, Any]) -> ServerEvent | None:
-    """The record of one decoded line; None for an event of a later version. Raises TypeError or
-    ValueError where fields are missing."""
-    given = dict(values)
-    kind = EVENT_TYPES.get(given.pop("event", ""))
-    if kind is None:
-        return None
-    known = {name: given[name] for name in kind.__dataclass_fields__ if name in given}
-    for name in ("members", "lost"):
-        if name in known:
-            known[name] = tuple(known[name])
-    if kind is ShardRestored:
-        known["lost"] = tuple(LostUpdates(**one) for one in known["lost"])
-    return kind(**known)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# A line of code.
-
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     file: str

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 
-# Sums up and down the host's call tree, level by level instead of event by event.
-
 _N = TypeVar("_N", bound="np.integer[Any]")
 
 
@@ -164,6 +162,15 @@ def by_text(
     codes, place = distinct_places(np.where(rows >= 0, column[np.maximum(rows, 0)], -1))
     values = [value_of(trace.strings[code]) if code >= 0 else absent for code in codes.tolist()]
     return np.array(values, type(absent))[place]
+
+
+def decode_list(trace: Trace, code: int) -> list[Any]:
+    """A call's shapes, types or values; empty where they were not recorded, or are damaged."""
+    try:
+        value = msgspec.json.decode(trace.strings[code]) if code >= 0 else []
+    except msgspec.DecodeError:
+        return []
+    return value if isinstance(value, list) else []
 
 
 def tensor_shapes(text: str) -> list[tuple[int, ...]]:

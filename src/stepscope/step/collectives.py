@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from stepscope.step.arrays import Indices, Int32s, Int64s
 
-# One rank's collectives, call by call, to be matched with those of other ranks.
-
 _CODE = {name: code for code, name in enumerate(KINDS)}
 _VAGUE = ("send_recv", "other")
 _BY_SECOND_INPUT = ("all_gather", "reduce_scatter", "all_to_all")
@@ -96,7 +94,7 @@ def exposed_time(work: Work, start: Int64s, end: Int64s) -> Int64s:
 
 
 def _steps_at(steps: Steps, called_ns: Int64s) -> Int32s:
-    """The compared step (see rank_steps.py) of each call, by the host time of the call."""
+    """The compared step (see rank_part.py) of each call, by the host time of the call."""
     if not steps.cycles_ns:
         return np.zeros(len(called_ns), np.int32)
     place = step_of(steps.steps, called_ns) - steps.first_cycle

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # every recorded Python function. Most of these operators belong to backward, which has a thread of
 # its own. How fast a thread was during recording also shows in its kernel launches, so each phase's
 # launches influence its factor. Kernels of a CUDA graph have a rule of their own
-# (graph_launches.py). The constants were fitted to steps timed with and without the profiler on
+# (cuda_graphs.py). The constants were fitted to steps timed with and without the profiler on
 # H200 machines (docs/records/predictions.md has the table, and the error on models left out of the
 # fit).
 #

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stepscope.step.arrays import Bools, Indices, Int64s
     from stepscope.step.graph import Flags
 
-# Which of the device's work CUDA graphs launched, and how much of it.
-
 is_graph_launch = one_of("graphlaunch")
 MOSTLY = 0.5  # of the device's time: such a step is that of its graphs
 

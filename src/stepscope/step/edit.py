@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from stepscope.step.graph import Flags, Floats, Ints
 
-# Ways to change a graph: select, scale, insert, remove, reorder. What-ifs are made of them.
-#
 # Every function returns a new graph; the one it was given stays as it is.
 
 

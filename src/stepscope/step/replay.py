@@ -15,10 +15,8 @@ from stepscope.step.graph import CallKind, StepGraph
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from stepscope.step.arrays import Floats, Indices
 
-    Floats = NDArray[np.float64]
-    Places = NDArray[np.intp]
 
 # When would each task run? One pass over the graph, a few operations per task.
 
@@ -159,13 +157,13 @@ class _Lane(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks of one stream in a stretch, by their numbers in the step."""
 
     stream: int
-    tasks: Places
-    call: Places  # of each, counted from the stretch's first
+    tasks: Indices
+    call: Indices  # of each, counted from the stretch's first
     ready: Floats  # from its call to its end on a free stream, minus `busy`
     busy: Floats  # sum over the stream's tasks up to it
     dur: Floats
-    waiting: Places  # those that wait for a task of another stream
-    other: Places  # the tasks they wait for
+    waiting: Indices  # those that wait for a task of another stream
+    other: Indices  # the tasks they wait for
     beyond: Floats  # from the other's start to this one's end, minus `busy`
 
 
@@ -176,7 +174,7 @@ class _HostStretch(msgspec.Struct, frozen=True, kw_only=True):
     end_task: int
     spent: Floats  # by the host, from the stretch's beginning to each call
     last_ns: float  # inside the last call
-    behind: Places  # per launch: the task that must have started, or one before all tasks
+    behind: Indices  # per launch: the task that must have started, or one before all tasks
     lanes: list[_Lane]
     again: bool  # whether a pass may change what an earlier one found
     awaits: tuple[int, ...]

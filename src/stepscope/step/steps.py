@@ -19,8 +19,6 @@ from stepscope.step.work import DATA_LOADING, Kind, Work, below, launches_of, ro
 if TYPE_CHECKING:
     from stepscope.step.arrays import Bools, Indices, Int64s
 
-# The steps of a trace, and the steady cycle that the budget is taken over.
-
 _PROFILER_STEP = re.compile(r"^ProfilerStep")
 
 

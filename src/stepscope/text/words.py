@@ -5,7 +5,7 @@ colours, addresses of pages, and patterns for text that are compiled when first 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, AnyStr, NamedTuple, cast
 
 # Two rules of English for every sentence: plurals, and a capital for its first word.
@@ -45,21 +45,30 @@ def sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def number_ranges(numbers: Sequence[int], most: int = 6) -> str:
-    """8-11, 14: runs of consecutive numbers, in order."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+def number_spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """0, 1, 2, 7 -> (0, 2), (7, 7)."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
         else:
-            runs.append([number, number])
-    words = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return ", ".join(words[:most]) + (", …" if len(words) > most else "")
+            spans.append((number, number))
+    return spans
+
+
+def number_ranges(numbers: Iterable[int]) -> list[str]:
+    """8-11, 14: runs of consecutive numbers, in order."""
+    return [str(a) if a == b else f"{a}-{b}" for a, b in number_spans(numbers)]
+
+
+def short_ranges(numbers: Iterable[int], most: int = 6) -> str:
+    ranges = number_ranges(numbers)
+    return ", ".join(ranges[:most]) + (", …" if len(ranges) > most else "")
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """rank 3, or ranks 8-15."""
-    return f"{plural(len(ranks), 'rank')} {number_ranges(ranks)}"
+    return f"{plural(len(ranks), 'rank')} {short_ranges(ranks)}"
 
 
 # The parts of a step: what each is called, and its colour on every surface.

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     Column = NDArray[Any]
 
-# Traces on disk, found again by the content of the file each was read from.
-#
 # The key is a digest of the trace file's bytes, so an entry is never stale, however the file was
 # moved, copied or rewritten. Entries are written under another name and then renamed: two processes
 # may write the same one. Anything wrong with an entry means "not cached", never an error.
@@ -463,7 +461,7 @@ def _facts(trace: Trace) -> Iterator[str]:
 
 
 def _values(trace: Trace) -> Iterator[str]:
-    """Values that plausible.py would have refused."""
+    """Values that plausible_values.py would have refused."""
     odd = OddValues()
     texts = [text.encode() for text in trace.strings]
     for name in ("host", "device", "memory"):

@@ -21,8 +21,6 @@ from stepscope.text import figures
 from stepscope.text.words import counted
 from stepscope.trace.files import MAX_FILE_BYTES, FileLine, LineFile, MissingFileError, read_whole
 
-# Decode JSON that other programs wrote: whatever is wrong with it is one kind of error.
-#
 # `decode` accepts or refuses a text. `fit` keeps the values of a record that make sense, and hands
 # the others to an `Oddities`, which counts them.
 

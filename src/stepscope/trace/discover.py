@@ -22,11 +22,9 @@ from stepscope.trace.decode import Oddities, read_record
 from stepscope.trace.files import ENDINGS, is_folder, is_trace_name, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
 from stepscope.trace.run_folder.rank_facts import RANK, decode_facts, folder_rank
-from stepscope.trace.run_folder.run_state import RUN, is_run_folder, read_host_runs
+from stepscope.trace.run_folder.run_state import RUN, is_run_folder, read_host_runs, server_file
 from stepscope.trace.run_folder.run_times import CommandTimes, began_unix_ns
 from stepscope.trace.run_folder.windows import choose_windows
-
-# Which trace files a path or URL stands for: a file, a run folder, or a folder of traces.
 
 TraceFile = Path | RemoteTrace
 
@@ -128,8 +126,6 @@ def _find_bare(path: Path, here: list[Path]) -> list[Path]:
 
         traces = find_snapshots(path)
     if not traces:
-        from stepscope.trace.run_folder.server_events import server_file
-
         traces = [file] if (file := server_file(path)) is not None else []
     if not traces:
         from stepscope.trace.run_folder.run_state import is_run_folder

@@ -26,8 +26,6 @@ from stepscope.text import figures
 if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
 
-# The only way to open files that others wrote: regular files only, and within a limit.
-#
 # A pipe would wait for its writer for ever, /dev/zero never ends, and a file under /proc may do
 # both and still call itself regular. So a file is checked before it is opened and again once it is
 # open, when nobody can exchange it any more; reading never waits; whoever reads a whole file sets a
@@ -256,12 +254,19 @@ GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a zstd frame that holds no text
 SQLITE = b"SQLite format 3\x00"
+# Protocols 2 and later begin with their number; the older ones with what JSON never begins with.
+_PICKLE = re.compile(rb"\x80[\x02-\x08]|\([dl]|[}\]]q|c[\w.]+\n[\w.]+\n")
 _READ_BYTES = 128 << 10
 _SALVAGE_READ_BYTES = 4 << 10
 _SALVAGE_STEP_BYTES = 64
 _FIRST_READ_BYTES = 4 << 10  # of a gzip member: what follows a tiny one is copied
 _ZSTD_STEP_BYTES = 2 << 10  # a block's text may be a thousand times longer
 _ZSTD_SMALL_STEP_BYTES = 64  # once it was
+
+
+def is_pickle(head: bytes) -> bool:
+    """Whether a file's first bytes are those of a pickle."""
+    return _PICKLE.match(head) is not None
 
 
 def has_holes(path: Path) -> bool:

@@ -13,10 +13,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
+from stepscope.records.folders import STEPS_FILE
 from stepscope.records.quality import Note
 from stepscope.records.rank import MemoryInputs, RankInputs, StepColumns
-from stepscope.trace.files import SIDE_FILES, SQLITE, has_holes, may_exist, read_head
-from stepscope.trace.formats.plain_pickle import is_pickle
+from stepscope.trace.files import SIDE_FILES, SQLITE, has_holes, is_pickle, may_exist, read_head
 from stepscope.trace.remote import RemoteTrace, fetch, is_url, local_path
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
     from stepscope.trace.files import Progress
     from stepscope.trace.run_folder.rank_facts import RankFacts
-
-# read_trace: recognise the format, use the cache, read.
 
 # Smaller files are read faster than their digest and cache file are handled.
 _CACHE_FROM_BYTES = 64 << 10
@@ -154,12 +152,12 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     from stepscope.trace.run_folder.rank_folder import read_rank_folder, read_stack_samples
     from stepscope.trace.run_folder.related_runs import find_similar_runs
     from stepscope.trace.run_folder.run_times import read_run_times
-    from stepscope.trace.run_folder.step_files import STEPS, read_step_columns
+    from stepscope.trace.run_folder.step_files import read_step_columns
 
     folder = read_rank_folder(path)
     if folder is not None:
         folder = replace(folder, similar=find_similar_runs(path.parent))
-    oddities = Oddities(STEPS)
+    oddities = Oddities(STEPS_FILE)
     steps = read_step_columns(path.parent, oddities)
     samples, sample_notes = read_stack_samples(path.parent)
     compiler, compiler_notes = read_compiler_record(path.parent)

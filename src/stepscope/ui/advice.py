@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from stepscope.ui.html.picture import RankPicture
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
-# Findings meet predictions: what each remedy would save, and what would not help.
-#
 # Only the rank that decides the step is advised. Nothing here may fail an explanation: an error
 # becomes a note.
 
@@ -149,17 +147,13 @@ def _list_changes(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
     return with_offered(for_time, findings)
 
 
-def _predicts(setting: str, remedy: Remedy) -> bool:
-    return setting in map(str, settings_for_remedy(remedy.id))
-
-
 def _make_advice(prediction: Prediction, rank: RankExplanation) -> Advice:
     saved, low, high = saved_ms(prediction)
     setting = str(prediction.settings[0])
     findings = [
         finding.id
         for finding in rank.findings
-        if any(_predicts(setting, remedy) for remedy in finding.remedies)
+        if any(setting in map(str, settings_for_remedy(remedy.id)) for remedy in finding.remedies)
     ]
     return Advice(
         setting=setting,
@@ -332,7 +326,9 @@ def _makes_moot(top: Finding) -> bool:
 def _choose(explanation: Explanation, top: Finding) -> tuple[Remedy | None, str]:
     """The remedy that surely saves most, unless it saves little of a large loss and another one,
     which nobody can predict, may save more."""
-    remedies = [remedy for remedy in leading_remedies(top) if not _in_vain(remedy)]
+    remedies = [
+        remedy for remedy in leading_remedies(top) if remedy.tried is None or remedy.tried.kept
+    ]
     sure = sorted(filter(_surely_helps, remedies), key=known_saving, reverse=True)
     unpredicted = [remedy for remedy in remedies if remedy.gain is None and remedy.tried is None]
     if sure and (not unpredicted or known_saving(sure[0]) >= _least_saving(explanation, top)):
@@ -351,10 +347,6 @@ def _choose(explanation: Explanation, top: Finding) -> tuple[Remedy | None, str]
         if gain is not None and gain.is_known and not gain.is_sure:
             return remedy, f"{_how_to(remedy, top)} ({gain.sentence()})"
     return None, _without_remedy(explanation, top)
-
-
-def _in_vain(remedy: Remedy) -> bool:
-    return remedy.tried is not None and not remedy.tried.kept
 
 
 def may_pay(gain: PredictedGain) -> bool:
@@ -488,7 +480,7 @@ def look_at_rank(
     """Draw the rank's picture, predict what changes would save, or both."""
     picture = advice = None
     if draw:
-        from stepscope.explain.compiled import open_regions
+        from stepscope.explain.compiled.graph_kernels import open_regions
         from stepscope.ui.html.picture import draw_rank
 
         picture = draw_rank(analysis.trace, rank, analysis.compute_once(open_regions))

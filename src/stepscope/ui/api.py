@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from stepscope.errors import NotCapturedError, UsageError
+from stepscope.errors import UsageError
 from stepscope.records.comparison import Comparison
 from stepscope.records.explanation import Explanation
 from stepscope.records.prediction import Prediction
@@ -41,10 +41,13 @@ def whatif(
     Changes are as `stepscope whatif --set` takes them, or keywords: `whatif(run, "cuda-graphs",
     batch="x2")` is `whatif(run, cuda_graphs=True, batch="x2")`.
     """
-    from msgspec.structs import replace
-
     from stepscope.ui.cli.whatif import open_bench, parse_settings
-    from stepscope.ui.topics.whatif import adjusted, find_server_runs, predict_server
+    from stepscope.ui.topics.whatif import (
+        adjusted,
+        find_server_runs,
+        predict_server,
+        predict_together,
+    )
     from stepscope.verify.track_record import history
 
     wanted = parse_settings([*changes, *_as_settings(more)])
@@ -57,10 +60,7 @@ def whatif(
     if runs := find_server_runs(names, wanted):
         return predict_server(runs, wanted).predictions[0]
     bench, _, _ = open_bench(*map(str, _list_paths(path)), cache=cache, quiet=True)
-    prediction = bench.predict(wanted)
-    if not prediction.applied:
-        raise NotCapturedError("; ".join(dict.fromkeys(prediction.refused)))
-    return adjusted(replace(prediction, settings=prediction.applied), history())
+    return adjusted(predict_together(bench, wanted), history())
 
 
 def compare(a: Paths, b: Paths, *, paired: bool = False, cache: bool = True) -> Comparison:

@@ -1,9 +1,13 @@
-"""`--json`: one object on stdout, valid JSON and safe in a terminal whatever names it holds."""
+"""JSON that stepscope writes: `--json`, one object on stdout that is safe in a terminal whatever
+names it holds; and journals, one line each for what is done.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from stepscope.records.quality import encode_json
@@ -27,3 +31,26 @@ def _escaped(match: re.Match[str]) -> str:
 
     char = match[0]
     return char if char.isprintable() else json.dumps(char)[1:-1]
+
+
+def append_line(journal: Path, record: Any) -> None:
+    """The line is on the disk before anything that follows from it happens."""
+    from stepscope.trace.files import open_to_append
+
+    descriptor = open_to_append(journal)
+    try:
+        os.write(descriptor, encode_json(record) + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_journal(journal: Path, most_bytes: int) -> list[bytes]:
+    """Its lines; a last one that was cut short is thrown away, in the file too."""
+    from stepscope.trace.files import read_whole
+
+    text = read_whole(journal, most_bytes)
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        os.truncate(journal, len(whole))
+    return whole.splitlines()

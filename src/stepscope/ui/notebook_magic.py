@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stepscope.measure.watch import WatchedRun
     from stepscope.records.explanation import Explanation
 
-# %%stepscope: capture a training cell in the notebook's own process, then explain its steps.
-#
 # The cell runs as it would alone: its output, its value, its errors and the names it leaves are its
 # own. Only plain HTML is shown, so that any frontend will do: no widget, no connection to the
 # kernel.

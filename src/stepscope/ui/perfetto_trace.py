@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Stretches = tuple[list[int], list[int], list[str]]
 
-# Write a rank's trace with our tracks: its own text unchanged, ours at the front of its list.
-
 _FORMAT = "kineto"
 _BLOCK_BYTES = 1 << 20
 _GZIP_LEVEL = 1

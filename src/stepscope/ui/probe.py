@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     Show = Callable[[str, float], None]
     Clock = Callable[[], float]
 
-# Times a step's operators one by one, keeps the times, and sums them up.
-
 _HOST_PART = 0.15  # of the budget, at most: what autocast costs the host
 _NO_OPERATOR = "no operator in the trace launched it"
 

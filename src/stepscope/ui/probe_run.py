@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import selectors
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +21,8 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.records.hardware import ProbedDevice, ProbeReport
 from stepscope.text.figures import percent
 from stepscope.text.words import counted
+from stepscope.ui.child import ask_line
 from stepscope.ui.jobs.environment import own_python
-
-# A probe of a run that has just ended: nothing here fails what it follows.
 
 REPORT = "probe.json"
 
@@ -82,8 +79,6 @@ def _write(folder: Path, report: ProbeReport) -> None:
     layout.try_write_json(folder / REPORT, probe_json(report))
 
 
-# The process that times operators: what crashes it does not end the probe.
-
 _START_S = 120.0  # for torch and a device to come up
 _PATIENCE_S = 30.0  # that a call may take beyond the time it was given
 _COMMAND = own_python("stepscope.measure.probe")
@@ -95,7 +90,7 @@ class ProbeChild:
     def __init__(self, threads: int = 0, command: Sequence[str] = _COMMAND) -> None:
         self._threads, self._command = threads, command
         self._process: subprocess.Popen[bytes] | None = None
-        self._rest, self._ready = b"", False
+        self._ready = False
         self.crashes = 0
 
     def __enter__(self) -> ProbeChild:
@@ -134,7 +129,6 @@ class ProbeChild:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._rest = b""
 
     def _start(self) -> dict[str, Any]:
         if self._process is None:
@@ -151,31 +145,13 @@ class ProbeChild:
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         """None if the process ended or the time is over."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
+        assert self._process is not None
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
+            line = json.dumps(request).encode() + b"\n"
+            answer: dict[str, Any] = json.loads(ask_line(self._process, line, seconds))
         except OSError:
             return None
-        line = self._read_line(process, time.monotonic() + seconds)
-        return None if line is None else json.loads(line)
-
-    def _read_line(self, process: subprocess.Popen[bytes], ends: float) -> bytes | None:
-        assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._rest:
-                left = ends - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    return None
-                piece = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
-                if not piece:
-                    return None
-                self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
+        return answer
 
     def _stop(self) -> int | None:
         """Its exit code if it had ended by itself."""

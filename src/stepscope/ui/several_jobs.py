@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import to_builtins
 from rich.cells import cell_len
 from rich.text import Text
 
@@ -26,8 +27,6 @@ from stepscope.ui.terminal.console import (
     wrapped,
 )
 from stepscope.ui.words import Answer, short_kernel
-
-# Traces or runs that are not one job: each explained alone, a line of each.
 
 SCHEMA = 1
 _VISIBLE = 0.005  # of the step
@@ -94,12 +93,9 @@ def finding_words(job: Explanation) -> str:
 
 def several_json(several: Several) -> dict[str, Any]:
     """`explain --json` of paths that are not one job: `several` instead of `ranks`."""
-    answer = several.answer
     return {
         "schema": SCHEMA,
-        "verdict": answer.verdict,
-        "why": answer.why,
-        "next": answer.next,
+        **to_builtins(several.answer),
         "several": [
             {
                 "path": path,

@@ -24,8 +24,6 @@ from stepscope.ui.words import Answer
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation, Finding, Remedy
 
-# Findings meet the fix room: what a run was started with, what can be tried, and what was.
-#
 # A remedy that `tune` has measured for the same command shows the measurement, not the promise.
 # Nothing here may fail an explanation.
 

@@ -33,103 +33,43 @@ if TYPE_CHECKING:
         VerdictNow,
     )
 
-# One vocabulary for every surface: the parts of a step, and names from outside made printable.
-
+_STALL_HINTS: dict[StallCause, str] = {
+    "data": "The data loader had no batch ready.",
+    "evaluation": "The model was evaluated between two training steps.",
+    "checkpoint": "A checkpoint was saved between two training steps.",
+    "gc": "Python's garbage collector ran.",
+    "compile": "torch.compile compiled or recompiled.",
+    "allocator": "The device's allocator ran out of memory and tried again.",
+    "collective": "This rank waited for another one in a collective.",
+    "operating_system": "No CPU core was free, or pages came from disk.",
+    "logging": "Python between two steps: logging, printing, .item().",
+    "unknown": "No cause was measured in these steps.",
+    "collecting": "The model collected experience between two training steps.",
+    "generating": "The model generated samples between two training steps.",
+    "without_gradients": "Passes without gradients ran between two training steps.",
+}
 # cause of a stall -> (label, what it means)
 STALLS: dict[StallCause, tuple[str, str]] = {
-    "data": (STEP_PARTS["stall_data"].label, "The data loader had no batch ready."),
-    "evaluation": (
-        STEP_PARTS["stall_evaluation"].label,
-        "The model was evaluated between two training steps.",
-    ),
-    "checkpoint": (
-        STEP_PARTS["stall_checkpoint"].label,
-        "A checkpoint was saved between two training steps.",
-    ),
-    "gc": (STEP_PARTS["stall_gc"].label, "Python's garbage collector ran."),
-    "compile": (STEP_PARTS["stall_compile"].label, "torch.compile compiled or recompiled."),
-    "allocator": (
-        STEP_PARTS["stall_allocator"].label,
-        "The device's allocator ran out of memory and tried again.",
-    ),
-    "collective": (
-        STEP_PARTS["stall_collective"].label,
-        "This rank waited for another one in a collective.",
-    ),
-    "operating_system": (
-        STEP_PARTS["stall_operating_system"].label,
-        "No CPU core was free, or pages came from disk.",
-    ),
-    "logging": (
-        STEP_PARTS["stall_logging"].label,
-        "Python between two steps: logging, printing, .item().",
-    ),
-    "unknown": (STEP_PARTS["stall_unknown"].label, "No cause was measured in these steps."),
-    "collecting": (
-        STEP_PARTS["stall_collecting"].label,
-        "The model collected experience between two training steps.",
-    ),
-    "generating": (
-        STEP_PARTS["stall_generating"].label,
-        "The model generated samples between two training steps.",
-    ),
-    "without_gradients": (
-        STEP_PARTS["stall_without_gradients"].label,
-        "Passes without gradients ran between two training steps.",
-    ),
+    cause: (STEP_PARTS[f"stall_{cause}"].label, hint) for cause, hint in _STALL_HINTS.items()
+}
+_BUSY_HINTS = {
+    "compute": "Kernels run (on a CPU: operators).",
+    "exposed_comm": "Communication that does not overlap with compute.",
+    "exposed_memory": "Copies and memsets while nothing else runs.",
+}
+_IDLE_HINTS = {
+    "data_loading": "The device is idle while the CPU waits for the next batch.",
+    "sync": "The device is idle after a call that made the CPU wait for it.",
+    "operators": "The device is idle while the CPU is inside PyTorch operators.",
+    "python": "The device is idle while Python runs between PyTorch operators.",
+    "profiler": "The device waits for the profiler itself; absent without it.",
+    "idle_launch": "Launched work is on its way to the device.",
+    "idle_other": "The device is idle with work queued, or for an unknown reason.",
 }
 # id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
-    "compute": (
-        STEP_PARTS["compute"].label,
-        False,
-        "Kernels run (on a CPU: operators).",
-    ),
-    "exposed_comm": (
-        STEP_PARTS["exposed_comm"].label,
-        False,
-        "Communication that does not overlap with compute.",
-    ),
-    "exposed_memory": (
-        STEP_PARTS["exposed_memory"].label,
-        False,
-        "Copies and memsets while nothing else runs.",
-    ),
-    "data_loading": (
-        STEP_PARTS["data_loading"].label,
-        True,
-        "The device is idle while the CPU waits for the next batch.",
-    ),
-    "sync": (
-        STEP_PARTS["sync"].label,
-        True,
-        "The device is idle after a call that made the CPU wait for it.",
-    ),
-    "operators": (
-        STEP_PARTS["operators"].label,
-        True,
-        "The device is idle while the CPU is inside PyTorch operators.",
-    ),
-    "python": (
-        STEP_PARTS["python"].label,
-        True,
-        "The device is idle while Python runs between PyTorch operators.",
-    ),
-    "profiler": (
-        STEP_PARTS["profiler"].label,
-        True,
-        "The device waits for the profiler itself; absent without it.",
-    ),
-    "idle_launch": (
-        STEP_PARTS["idle_launch"].label,
-        True,
-        "Launched work is on its way to the device.",
-    ),
-    "idle_other": (
-        STEP_PARTS["idle_other"].label,
-        True,
-        "The device is idle with work queued, or for an unknown reason.",
-    ),
+    **{part: (STEP_PARTS[part].label, False, hint) for part, hint in _BUSY_HINTS.items()},
+    **{part: (STEP_PARTS[part].label, True, hint) for part, hint in _IDLE_HINTS.items()},
     **{f"stall_{cause}": (label, False, hint) for cause, (label, hint) in STALLS.items()},
 }
 # part of the wall time -> (label, what it means)

@@ -22,8 +22,6 @@ from stepscope.verify.track_record import (
 )
 from stepscope.verify.traits import NO_REMEDIES, REMEDIES
 
-# Which promise a comparison answers: one about A, if B is A with that change and nothing else.
-#
 # Without evidence the promise stays open, and the reason is given. The user's word (`--promise`)
 # replaces evidence that is missing; it never overrules evidence that is there.
 

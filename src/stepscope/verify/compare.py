@@ -25,11 +25,13 @@ from stepscope.records.comparison import (
 )
 from stepscope.records.explanation import Explanation
 from stepscope.records.prediction import StepBasis
+from stepscope.step.statistics import NORMAL_95
 from stepscope.text.figures import milliseconds, unsigned_percent
 from stepscope.text.words import counted
 from stepscope.verify.change import (
     CONFIDENCE,
     FEW,
+    POWER,
     Estimate,
     mean_difference,
     mean_ratio,
@@ -54,7 +56,7 @@ from stepscope.verify.runs import (
     find_steady_steps,
     profiled_run,
 )
-from stepscope.verify.spread import quantile_spread
+from stepscope.verify.spread import normal_quantile, quantile_spread
 from stepscope.verify.steady import drift
 from stepscope.verify.traits import SHAPES, describe_workload, differences
 
@@ -63,9 +65,6 @@ if TYPE_CHECKING:
     from stepscope.verify.spread import Floats
 
     Explain = Callable[[str], Explanation]
-
-# B against A: read both sides, drop the warm-up, and put the change, its interval and what else
-# changed into one record.
 
 _SURER = 1.31  # a 99% interval's reach over that of a 95% one
 _PERCENTS = np.arange(101) / 100
@@ -419,7 +418,7 @@ def _peak(runs: Sequence[ComparedRun]) -> int | None:
 
 # Traces compared by the step that `explain` gives: without the profiler's overhead.
 
-_SMALLEST_OVER_REACH = (1.959964 + 0.841621) / 1.959964  # as in change.py: found 4 times of 5
+_SMALLEST_OVER_REACH = (NORMAL_95 + normal_quantile(POWER)) / NORMAL_95  # found 4 times of 5
 
 
 class _LogStep(NamedTuple):

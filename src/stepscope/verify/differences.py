@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     Row = tuple[str, float, float]
     Table = dict[str, tuple[float, float]]
 
-# What changed between two explanations: parts of the step, kernels, operators; in ms per step.
-
 MOST_ROWS = 100
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     RunLosses = dict[int, tuple[Loss, ...]]
 
-# Whether a remedy still trains the same: the losses of its trials against those of the baseline.
-#
 # The losses of every backward pass are compared rank by rank, in order. Runs of the baseline
 # against each other are the control: what they do by themselves, a remedy may do too.
 #

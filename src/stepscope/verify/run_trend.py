@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.step.statistics import NORMAL_95
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -32,7 +34,6 @@ _SHUFFLES = 999
 _AT_ONCE = 111  # shuffles held in memory
 _FEWEST_ON_A_SIDE = 3
 _MOST_PAIRED = 300  # runs on each side of a cut that its size is computed from, the nearest
-_NORMAL_97_5 = 1.959964
 
 
 class RunLevelChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +142,7 @@ def _describe(logs: Floats, skipped: int, start: int, at: int, end: int) -> RunL
 def _interval(differences: Floats, before: int, after: int) -> tuple[float | None, float | None]:
     """The order statistics that Mann and Whitney's test would not reject, by its normal limit."""
     pairs = before * after
-    reach = _NORMAL_97_5 * math.sqrt(pairs * (before + after + 1) / 12)
+    reach = NORMAL_95 * math.sqrt(pairs * (before + after + 1) / 12)
     first = math.floor(pairs / 2 - reach)
     if first < 1:
         return None, None

@@ -18,6 +18,7 @@ from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.explanation import Explanation
+from stepscope.records.folders import STEPS_FILE
 from stepscope.records.quality import Ranks
 from stepscope.records.rank import StepColumns
 from stepscope.records.run import STALL_CAUSES, RankRun, Stall
@@ -34,7 +35,7 @@ from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_facts import RANK, folder_rank, read_facts
 from stepscope.trace.run_folder.rank_folder import read_captured
 from stepscope.trace.run_folder.run_state import read_origin
-from stepscope.trace.run_folder.step_files import STEPS, read_step_columns
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
     StepTimes = NDArray[np.float64]
 
-# The runs that a path stands for: one or several, each with its steps, phases and facts.
-#
 # A job's step is that of its slowest rank: the one with the longest mean step. Ranks that train
 # together take equally long; if one takes longer, the job waits for it.
 
@@ -70,7 +69,6 @@ class ComparedRun:
     steps_are: StepsAre
     step_ms: StepTimes
     rank: int | None = None
-    phases: dict[str, StepTimes] = field(default_factory=dict)
     columns: StepColumns | None = None  # all that was noted of each step; None for profiled ones
     facts: dict[str, Any] = field(default_factory=dict)  # of rank.json, and run.json's command
     peak_bytes: int | None = None
@@ -91,7 +89,7 @@ def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list
         return _runs_in_folder(here)
     if not may_exist(here):
         raise UnreadableInputError(f"{path} does not exist")
-    if here.name == STEPS:
+    if here.name == STEPS_FILE:
         return [_measured_run(here.parent, [here.parent])]
     if is_step_list(here):
         steps = read_step_list(here, unit, column)
@@ -121,7 +119,7 @@ def profiled_run(run: ComparedRun, explanation: Explanation) -> ComparedRun:
 
 
 def _runs_in_folder(folder: Path) -> list[ComparedRun]:
-    if may_exist(folder / STEPS):
+    if may_exist(folder / STEPS_FILE):
         return [_measured_run(folder, [folder])]
     ranks = _rank_folders(folder)
     if ranks or may_exist(folder / RUN):
@@ -140,7 +138,7 @@ def _rank_folders(run: Path) -> list[Path]:
         for rank in sorted(run.glob("rank-*"))
         if "." not in rank.name
         and is_folder(rank)
-        and (may_exist(rank / STEPS) or may_exist(rank / RANK))
+        and (may_exist(rank / STEPS_FILE) or may_exist(rank / RANK))
     ]
 
 
@@ -172,14 +170,12 @@ def _measured_run(folder: Path, ranks: list[Path]) -> ComparedRun:
         )
     slowest = max(columns_by_rank, key=lambda rank: _mean_ns(columns_by_rank[rank]))
     columns = columns_by_rank[slowest]
-    plain = columns.plain
     number = read_facts(slowest).get("rank", folder_rank(slowest))
     return ComparedRun(
         path=path,
         steps_are="measured",
-        step_ms=columns.step_ns[plain] / 1e6,
+        step_ms=columns.step_ns[columns.plain] / 1e6,
         rank=number if len(ranks) > 1 else None,
-        phases={phase: column[plain] / 1e6 for phase, column in columns.phases_ns.items()},
         columns=columns,
         facts=facts,
         peak_bytes=peak,
@@ -202,7 +198,7 @@ def _notes(
 
 def _plain_columns(rank: Path) -> StepColumns | None:
     """None without a plain step. What was odd about the file, `explain` says."""
-    columns = read_step_columns(rank, Oddities(STEPS))
+    columns = read_step_columns(rank, Oddities(STEPS_FILE))
     if columns is None or not columns.plain.any():
         return None
     return without_untimed(columns)

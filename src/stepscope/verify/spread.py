@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-# How uncertain a quantile of one run's steps is, given that neighbouring steps are correlated.
-#
 # A quantile is as uncertain as the share of steps below it (Woodruff's interval). That share is an
 # average of signs, below or above, which neither tails nor outliers affect. If the quantile lies
 # between slow and fast spells, the signs at this run's quantile say little about those at the true
@@ -202,6 +201,11 @@ def _sum_of_correlations(products: Floats, n: int) -> Floats:
 
 _MOST_FREEDOM = 500.0  # beyond, it is the normal distribution
 _ANGLES = np.linspace(-math.pi / 2, math.pi / 2, 8001)
+
+
+def normal_quantile(level: float) -> float:
+    """Return the quantile with the six decimals of a printed table."""
+    return round(NormalDist().inv_cdf(level), 6)
 
 
 def student_quantile(freedom: float, level: float) -> float:

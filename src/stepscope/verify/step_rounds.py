@@ -1,7 +1,7 @@
 """Time a function as one training step: warm-up, then rounds of several calls.
 
 A round ends when the device has finished, so that the host may run ahead inside it as it does in
-training. Rounds are the sample, and neighbouring ones may be alike (mean_change.py). All of them
+training. Rounds are the sample, and neighbouring ones may be alike (change.py). All of them
 are of one start of one process: ONE_START stands for how much another start would differ.
 """
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.step.statistics import NORMAL_95
 from stepscope.verify.change import Estimate, mean_ratio, mean_step, widen_for_starts
 from stepscope.verify.steady import without_pauses
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 ROUNDS = 20
 FEWEST_ROUNDS = 5
 ONE_START = 0.01  # standard deviation of the step from start to start, as a share
-_Z = 1.959964  # standard deviations on either side that hold 95%
 _ROUND_S = 0.02  # a round takes at least this long
 _MOST_S = 10.0  # of all rounds: a long step gets fewer
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.05
@@ -60,7 +60,7 @@ def summarise_rounds(seconds: Sequence[float], calls: int) -> StepRounds:
     """From the mean step of each round."""
     rounds_ms = [max(1e3 * value, 1e-9) for value in seconds]
     ms, low, high = mean_step([_counted(rounds_ms)])
-    other_start = _Z * ONE_START * ms
+    other_start = NORMAL_95 * ONE_START * ms
     return StepRounds(
         rounds_ms=tuple(rounds_ms),
         calls=calls,

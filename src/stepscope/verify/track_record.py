@@ -26,20 +26,14 @@ from stepscope.records.prediction import (
     Workload,
 )
 from stepscope.records.quality import encode_json
+from stepscope.step.statistics import NORMAL_95
 from stepscope.text.figures import milliseconds, signed_percent
 from stepscope.trace.files import LineFile, open_to_append
 
-# The track record: what `whatif` promised, what comparisons measured, what to learn from it.
-#
-# promise = make_promise(prediction, workload, path) # in `whatif` remember(promise) ms, low, high =
-# adjust(promise.name, ms, low, high, history()) forget(promise.id) # in `record forget`
-#
-# answered_promise.py decides which promise a comparison answers.
+# answered_predictions.py decides which promise a comparison answers.
 
 # Deliveries that weigh as much as the prediction itself.
 PRIOR = 4
-# Half-width of a promised interval, in standard deviations.
-_NORMAL = 1.959964
 # No promised interval is taken to be narrower than this share.
 NARROWEST = 0.01
 _FARTHEST = 2.0  # half-widths: no delivery counts as farther off
@@ -273,7 +267,7 @@ def learn(name: str, history: Sequence[TrackedPromise]) -> Lesson | None:
     limited = [max(-most, min(most, e)) for e, most in zip(errors, limits, strict=True)]
     shift = len(tried) / (len(tried) + PRIOR) * median(limited)
     misses = [min(abs(e - shift) / w, _FARTHEST) for e, w in zip(errors, widths, strict=True)]
-    squares = sum((_NORMAL * miss) ** 2 for miss in misses)
+    squares = sum((NORMAL_95 * miss) ** 2 for miss in misses)
     stretch = max(1.0, math.sqrt((PRIOR + squares) / (PRIOR + len(tried))))
     return Lesson(deliveries=len(tried), shift=shift, stretch=stretch)
 

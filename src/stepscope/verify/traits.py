@@ -268,15 +268,12 @@ _LISTED_FACTS = ("command", "world_size", "host", "device", "torch", "cuda", "hi
 
 def describe_workload(facts: dict[str, Any], explanation: Explanation | None = None) -> Workload:
     """From the captured facts and the trace's operators."""
-    rank = explanation.ranks[0] if explanation else None
-    return Workload(
-        script=script_name(facts),
-        world_size=facts.get("world_size") or (rank.world_size if rank else None),
-        device=device_name(facts) or (rank.device if rank else None),
-        signature=None
-        if rank is None or is_truncated(rank)
-        else signature((row.name, row.shapes) for row in rank.operators),
-    )
+    if explanation is None:
+        return _workload(facts, None, None, ())
+    rank = explanation.ranks[0]
+    operators = () if is_truncated(rank) else rank.operators
+    named = ((row.name, row.shapes) for row in operators)
+    return _workload(facts, rank.world_size, rank.device, named)
 
 
 def describe_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Workload:
@@ -285,14 +282,22 @@ def describe_trace(trace: Trace, facts: dict[str, Any] | None = None) -> Workloa
     host = trace.host
     rows = np.flatnonzero(host.kind == HostKind.OPERATOR)
     pairs = np.unique(np.stack((host.name[rows], host.shapes[rows]), axis=1), axis=0).tolist()
+    strings = trace.strings
+    named = ((strings[name], strings[shapes] if shapes >= 0 else "") for name, shapes in pairs)
+    return _workload(facts, trace.world_size, trace.device_name, named)
+
+
+def _workload(
+    facts: dict[str, Any],
+    world_size: int | None,
+    device: str | None,
+    operators: Iterable[tuple[str, str]],
+) -> Workload:
     return Workload(
         script=script_name(facts),
-        world_size=facts.get("world_size") or trace.world_size,
-        device=device_name(facts) or trace.device_name,
-        signature=signature(
-            (trace.strings[name], trace.strings[shapes] if shapes >= 0 else "")
-            for name, shapes in pairs
-        ),
+        world_size=facts.get("world_size") or world_size,
+        device=device_name(facts) or device,
+        signature=signature(operators),
     )
 
 

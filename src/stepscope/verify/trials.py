@@ -19,8 +19,6 @@ from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
 from stepscope.trace.files import is_folder, read_whole
 from stepscope.trace.run_folder.rank_facts import folder_rank
 
-# What the ranks of a trial kept beside their steps: losses, to the bit, and peaks of memory.
-
 TRIAL = "trial.json"
 _MOST_BYTES = 64 << 20
 

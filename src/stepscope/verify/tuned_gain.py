@@ -16,8 +16,6 @@ from stepscope.text.figures import percent
 from stepscope.verify.spread import student_quantile
 from stepscope.verify.steady import FEWEST_STEPS, without_pauses
 
-# Whether a remedy makes the step shorter, from short trials: one start of the command each.
-#
 # Two starts of one command differ by more than their steps explain, so a trial gives one number,
 # the logarithm of its mean step, and starts are the sample. A tune goes like this:
 #
@@ -32,7 +30,7 @@ from stepscope.verify.steady import FEWEST_STEPS, without_pauses
 #
 # A candidate is kept if its estimated gain is at least WORTH and the gain is surely more than half
 # of that. "Surely" is a one-sided Student interval around the mean of the pairs' differences. Its
-# deviation comes from all repeated configurations (verify.start_noise). Its level is chosen so that
+# deviation comes from all repeated configurations (`start_noise`). Its level is chosen so that
 # a tune in which nothing helps keeps something in at most 5 of 100 cases: `level_of_next_test`
 # divides these 5% among the tests of the tune, and `judge` divides a test's level among the looks
 # after each pair. docs/records/tune.md has the reasons; benchmarks/tune_noise.py tests them.
@@ -148,13 +146,6 @@ def judge(
         why = f"a trial has {few} steady steps, but {FEWEST_STEPS} are needed"
         return GainVerdict(decision="not kept", gain=None, pairs=len(pairs), more=0, why=why)
     return _Test(pairs, _noise_of(pairs, trials), level).verdict()
-
-
-def paired_gain(
-    pairs: Sequence[tuple[TimedTrial, TimedTrial]], trials: Sequence[TimedTrial]
-) -> Gain:
-    """The gain of pairs (base, candidate) with its 95% interval, for showing, not for deciding."""
-    return _Test(pairs, _noise_of(pairs, trials), FALSE_KEEPS).gain()
 
 
 class _Test:

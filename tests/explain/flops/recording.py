@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from stepscope import read_trace
-from stepscope.explain.flops import PHASES, count_costs
+from stepscope.explain.flops.costs import count_costs
+from stepscope.step.phases import PHASES
 
 torch = pytest.importorskip("torch", reason="records a real trace")
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from stepscope.explain.flops import Costs
+    from stepscope.explain.flops.costs import Costs
     from stepscope.records.trace import Trace
 
 

@@ -292,7 +292,7 @@ def test_without_shapes_products_are_unknown_and_not_zero(tmp_path: Path) -> Non
         torch.mm(torch.randn(3, 3), torch.randn(3, 3))
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     from stepscope import read_trace
-    from stepscope.explain.flops import count_costs
+    from stepscope.explain.flops.costs import count_costs
 
     trace = read_trace(tmp_path / "trace.json", cache=False)
     costs = count_costs(trace)

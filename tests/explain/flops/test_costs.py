@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain.flops import DTYPES, PHASES, Costs, count_costs
+from stepscope.explain.flops.call import DTYPES
+from stepscope.explain.flops.costs import Costs, count_costs
+from stepscope.step.phases import PHASES
 
 from ..build import AUTOGRAD, Events, kernel, note, op, step
 

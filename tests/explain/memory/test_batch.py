@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.memory import predict_peak
 from stepscope.explain.memory.captured import (
     CONTEXT_BYTES,
     LOW_SEGMENTS_SHARE,
@@ -17,6 +16,7 @@ from stepscope.explain.memory.captured import (
     batch_line,
     find_largest,
     peak_at,
+    predict_peak,
 )
 from stepscope.records.memory import BatchLine, Memory
 from stepscope.ui.topics.device_use import batch_words

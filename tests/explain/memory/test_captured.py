@@ -11,8 +11,7 @@ import pytest
 
 import stepscope
 from stepscope.explain.explain_job import JobTraces
-from stepscope.explain.memory import predict_peak
-from stepscope.explain.memory.captured import capture_lines, peak_at
+from stepscope.explain.memory.captured import capture_lines, peak_at, predict_peak
 from stepscope.explain.rank import truncate_tables
 from stepscope.records.memory import CATEGORIES, CapturedMemory, CapturedPeak
 from stepscope.ui.topics.explanation_json import explanation_json

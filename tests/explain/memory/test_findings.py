@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.findings import fragmentation, memory_leak, memory_near_limit
+from stepscope.explain.findings.memory import fragmentation, memory_leak, memory_near_limit
 from stepscope.explain.memory.lifetimes import growth_of
 from stepscope.records.memory import Fragmentation, Memory, OutOfMemory, SiteBytes
 

@@ -12,8 +12,12 @@ import pytest
 import stepscope
 from benches import analyse
 from stepscope.errors import NotCapturedError
-from stepscope.explain.memory import predict_peak
-from stepscope.explain.memory.captured import UNKNOWN_POOLS, batch_line, is_known_to_grow
+from stepscope.explain.memory.captured import (
+    UNKNOWN_POOLS,
+    batch_line,
+    is_known_to_grow,
+    predict_peak,
+)
 from stepscope.explain.rank import POOLS_NOT_RECORDED, explain_memory
 from stepscope.explain.rank_without_steps import memory_of_snapshot
 from stepscope.trace.formats.snapshot import read_snapshot

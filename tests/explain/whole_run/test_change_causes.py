@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.findings.slows_down import find_in
+from stepscope.explain.findings.loop.slows_down import find_in
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.records.rank import StepColumns
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from stepscope.explain.findings.communication.straggler import find
 from stepscope.explain.findings.evidence import JobEvidence
-from stepscope.explain.findings.straggler import find
 from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.explain.job.hosts import HostColumns
 from stepscope.explain.job.late_ranks import WholeRunLateness, decide, judge_whole_run

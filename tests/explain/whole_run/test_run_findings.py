@@ -8,25 +8,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.findings import (
-    allocator_retries,
+from stepscope.explain.findings import healthy, load_rules, sort_findings
+from stepscope.explain.findings.compiled import compile_time, recompiles
+from stepscope.explain.findings.evidence import offer_for_waits
+from stepscope.explain.findings.host import gc_pauses
+from stepscope.explain.findings.loop import (
     checkpoint_share,
-    compile_time,
     data_stalls,
     evaluation_share,
-    gc_pauses,
-    healthy,
     irregular_stalls,
-    load_rules,
-    memory_growth,
-    memory_leak,
     periodic_stall,
-    recompiles,
     slows_down,
-    sort_findings,
     start_up,
 )
-from stepscope.explain.findings.evidence import offer_for_waits
+from stepscope.explain.findings.memory import allocator_retries, memory_growth, memory_leak
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place
 from stepscope.records.memory import Growth, Memory

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepscope.explain.whole_run.stalls import find_period, short_waits, split_stalls, without_waits
 from stepscope.explain.whole_run.step_levels import (
-    find_input_effect,
+    explain_by_inputs,
     find_level_changes,
     find_trend,
     typical_levels,
@@ -137,11 +137,11 @@ def test_a_slow_growth_is_a_trend() -> None:
 def test_steps_that_follow_their_inputs_are_explained_by_them() -> None:
     elements = np.random.default_rng(3).integers(50, 500, 300).astype(float)
     steps = 5 * MS + elements * 0.1 * MS + noisy(300, ms=1)
-    effect = find_input_effect(steps, elements)
+    effect = explain_by_inputs(steps, elements)[0]
     assert effect is not None
     assert effect.explained > 0.95
     assert effect.per_element_ms == pytest.approx(0.1, rel=0.02)
-    assert find_input_effect(noisy(300), elements) is None
+    assert explain_by_inputs(noisy(300), elements)[0] is None
 
 
 def test_stalls_at_random_places_have_no_period() -> None:

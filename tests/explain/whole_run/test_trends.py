@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from stepscope.explain.whole_run.step_levels import (
-    expected_by_inputs,
-    find_input_effect,
+    explain_by_inputs,
     find_step_levels,
     find_trend,
     follows_memory,
@@ -84,7 +83,7 @@ def test_the_time_of_an_element_has_an_interval_that_holds_it() -> None:
     for seed in range(60):
         elements = np.random.default_rng(seed).integers(50, 500, 400).astype(float)
         steps = noisy(400, ms=1.0, noise=0.05, seed=seed) * (5 + 0.1 * elements)
-        effect = find_input_effect(steps, elements)
+        effect = explain_by_inputs(steps, elements)[0]
         assert effect is not None
         held += (effect.low_ms or 0) <= 0.1 <= (effect.high_ms or 0)
     assert held >= 53
@@ -94,7 +93,7 @@ def test_stalls_do_not_bend_the_line() -> None:
     elements = np.random.default_rng(1).integers(50, 500, 1000).astype(float)
     steps = (5 + 0.1 * elements) * noisy(1000, ms=1.0)
     steps[::4] += 70 * MS
-    effect = find_input_effect(steps, elements)
+    effect = explain_by_inputs(steps, elements)[0]
     assert effect is not None
     assert effect.per_element_ms == pytest.approx(0.1, rel=0.03)
     assert (effect.fewest, effect.most) == (elements.min(), elements.max())
@@ -104,7 +103,7 @@ def test_a_long_batch_is_expected_to_take_long() -> None:
     elements = np.where(np.random.default_rng(0).random(500) < 0.5, 128, 512)
     steps = (5 + 0.1 * elements) * noisy(500, ms=1.0)
     steps[40] += 100 * MS
-    expected = expected_by_inputs(steps, elements.astype(float))
+    expected = explain_by_inputs(steps, elements.astype(float))[1]
     over = np.flatnonzero(steps > 1.15 * expected)
     assert over.tolist() == [40]
 
@@ -112,17 +111,17 @@ def test_a_long_batch_is_expected_to_take_long() -> None:
 def test_time_that_grows_with_the_square_of_the_length_is_followed() -> None:
     elements = np.random.default_rng(0).integers(50, 500, 800).astype(float)
     steps = (5 + 0.0003 * elements**2) * noisy(800, ms=1.0)
-    assert np.abs(steps / expected_by_inputs(steps, elements) - 1).max() < 0.15
+    assert np.abs(steps / explain_by_inputs(steps, elements)[1] - 1).max() < 0.15
 
 
 def test_inputs_that_explain_nothing_leave_the_median() -> None:
     elements = np.random.default_rng(0).integers(50, 500, 300).astype(float)
     steps = noisy(300)
-    assert find_input_effect(steps, elements) is None
-    assert set(expected_by_inputs(steps, elements)) == {float(np.median(steps))}
-    assert find_input_effect(steps, np.zeros(300)) is None
-    assert find_input_effect(steps, np.full(300, 64.0)) is None
-    assert len(expected_by_inputs(np.array([]), np.array([]))) == 0
+    assert explain_by_inputs(steps, elements)[0] is None
+    assert set(explain_by_inputs(steps, elements)[1]) == {float(np.median(steps))}
+    assert explain_by_inputs(steps, np.zeros(300))[0] is None
+    assert explain_by_inputs(steps, np.full(300, 64.0))[0] is None
+    assert len(explain_by_inputs(np.array([]), np.array([]))[1]) == 0
 
 
 def test_inputs_that_grow_are_no_drift_and_no_change() -> None:
@@ -147,7 +146,7 @@ def test_steps_without_a_known_size_are_expected_at_the_median() -> None:
     elements = np.random.default_rng(0).integers(50, 500, 400).astype(float)
     steps = (5 + 0.1 * elements) * noisy(400, ms=1.0)
     elements[:10] = 0
-    assert set(expected_by_inputs(steps, elements)[:10]) == {float(np.median(steps))}
+    assert set(explain_by_inputs(steps, elements)[1][:10]) == {float(np.median(steps))}
 
 
 def test_a_run_without_steps_has_no_levels() -> None:

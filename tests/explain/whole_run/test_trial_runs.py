@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.findings import compile_time, gc_pauses, irregular_stalls, start_up
+from stepscope.explain.findings.compiled import compile_time
+from stepscope.explain.findings.host import gc_pauses
+from stepscope.explain.findings.loop import irregular_stalls, start_up
 from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.rank import StepColumns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.findings.evaluation_share import find_in
+from stepscope.explain.findings.loop.evaluation_share import find_in
 from stepscope.explain.whole_run.outside_model import (
     name_time_without_gradients,
     name_unknown_stalls,

@@ -95,7 +95,8 @@ def drive(path: Path, work: Path) -> str:
     from fuzz.sound import check_numbers
     from stepscope import StepscopeError
     from stepscope.explain.nccl_logs import explain_nccl
-    from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
+    from stepscope.trace.nccl_log.lines import find_nccl_logs
+    from stepscope.trace.nccl_log.read import read_nccl_log
     from stepscope.ui.terminal.console import make_console
     from stepscope.ui.terminal.distributed import nccl_sections
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.lines.costs import OperatorTimes
+from stepscope.explain.line_costs import OperatorTimes
 from stepscope.records.source_lines import LineCost, LineCosts
 from stepscope.ui.editor import line_costs
 from stepscope.ui.editor.fake_run import FakeAnswer, FakeScript, LineCall

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 from stepscope.bench.workloads.language_models import make_texts, train_language_model
 
 # Deep Speech 2: spectrograms to letters, without knowing when each letter is said.
@@ -83,11 +83,7 @@ def build_deep_speech_2(config: Config, place: TrainingPlace) -> Step:
         times, batch = chances.shape[:2]
         # Lengths as plain numbers: as tensors on the device they would make the host wait.
         loss = functional.ctc_loss(chances, letters, [times] * batch, [letters.shape[1]] * batch)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 400.0)
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss, clip=400.0)
 
     return step
 
@@ -208,10 +204,7 @@ def build_conformer(config: Config, place: TrainingPlace) -> Step:
     def step(number: int) -> torch.Tensor:
         frames, sounds = batches[number % len(batches)]
         loss = functional.cross_entropy(model(frames).flatten(0, 1).float(), sounds.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 
 # GAT: what are a node's labels? They follow from its kind, and most neighbours are of its kind.
 
@@ -100,10 +100,7 @@ def build_gat(config: Config, place: TrainingPlace) -> Step:
         features, edges, labels = graphs[number % len(graphs)]
         scores = model(features, edges).float()
         loss = functional.binary_cross_entropy_with_logits(scores, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 
@@ -243,10 +240,7 @@ def build_pointnet_cls(config: Config, place: TrainingPlace) -> Step:
         points, kind = clouds[number % len(clouds)]
         logits, pose = model(points)
         loss = functional.cross_entropy(logits.float(), kind) + 0.001 * not_orthogonal(pose)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 
@@ -317,10 +311,7 @@ def build_pointnet_seg(config: Config, place: TrainingPlace) -> Step:
         at = number % len(clouds)
         logits, pose = model(clouds[at][0])
         loss = functional.cross_entropy(logits.float(), parts[at]) + 0.001 * not_orthogonal(pose)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 

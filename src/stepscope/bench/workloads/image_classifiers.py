@@ -5,12 +5,13 @@ and C3D in space and time.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 
 # ResNet-50: which way noisy stripes run. The 3x3 convolutions have the stride, as in v1.5.
 
@@ -39,23 +40,31 @@ class ResNetBottleneck(nn.Module):
         return functional.relu(self.path(x) + self.shortcut(x))
 
 
+def resnet_stem(width: int) -> nn.Sequential:
+    return nn.Sequential(*convolution(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
+
+
+def resnet_stages(config: Config) -> Iterator[tuple[list[ResNetBottleneck], int]]:
+    """Yield the blocks of each stage, and the channels that come out: each stage halves the image
+    (but the first) and doubles the width."""
+    inputs = config.width
+    for stage, count in enumerate(map(int, config.blocks.split(","))):
+        width, blocks = config.width << stage, []
+        for number in range(count):
+            blocks.append(ResNetBottleneck(inputs, width, 2 if stage and number == 0 else 1))
+            inputs = 4 * width
+        yield blocks, inputs
+
+
 class ResNet(nn.Module):
-    """Four stages of bottlenecks: each halves the image (but the first) and doubles the width."""
+    """Four stages of bottlenecks."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        width = config.width
-        self.stem = nn.Sequential(
-            *convolution(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
-        )
-        inputs, blocks = width, []
-        for stage, count in enumerate(int(count) for count in config.blocks.split(",")):
-            for number in range(count):
-                stride = 2 if stage and number == 0 else 1
-                blocks.append(ResNetBottleneck(inputs, width << stage, stride))
-                inputs = 4 * width << stage
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(inputs, config.classes)
+        self.stem = resnet_stem(config.width)
+        stages = list(resnet_stages(config))
+        self.blocks = nn.Sequential(*(block for blocks, _ in stages for block in blocks))
+        self.head = nn.Linear(stages[-1][1], config.classes)
         initialize_convolutions(self)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -101,10 +110,7 @@ def train_classifier(
     def step(number: int) -> torch.Tensor:
         images, labels = batches[number % len(batches)]
         loss = functional.cross_entropy(model(images).float(), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 

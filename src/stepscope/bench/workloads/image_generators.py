@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 from stepscope.bench.workloads.gans import make_discs
 from stepscope.bench.workloads.image_classifiers import convolution, make_stripes
 
@@ -153,10 +153,7 @@ def build_diffusion_unet(config: Config, place: TrainingPlace) -> Step:
         share = kept[times].view(-1, 1, 1, 1)  # of the image that is left at that time
         predicted = model(share.sqrt() * images + (1 - share).sqrt() * noise, times)
         loss = functional.mse_loss(predicted.float(), noise)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 
@@ -246,10 +243,7 @@ def build_vae(config: Config, place: TrainingPlace) -> Step:
         again, mean, spread = model(images)
         distance = -0.5 * (1 + spread - mean**2 - spread.exp()).sum(1).mean()
         loss = functional.mse_loss(again.float(), images) + config.distance * distance
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 

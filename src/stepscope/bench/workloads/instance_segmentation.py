@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 from stepscope.bench.workloads.image_classifiers import (
-    ResNetBottleneck,
-    convolution,
     initialize_convolutions,
+    resnet_stages,
+    resnet_stem,
 )
 from stepscope.bench.workloads.object_detection import (
     crop_regions,
@@ -37,19 +37,11 @@ class ResNetPyramid(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        width, inputs = config.width, config.width
-        self.stem = nn.Sequential(
-            *convolution(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
-        )
+        self.stem = resnet_stem(config.width)
         self.stages, self.lateral, self.smooth = (nn.ModuleList() for _ in range(3))
-        for stage, count in enumerate(int(count) for count in config.blocks.split(",")):
-            blocks = []
-            for number in range(count):
-                stride = 2 if stage and number == 0 else 1
-                blocks.append(ResNetBottleneck(inputs, width << stage, stride))
-                inputs = 4 * width << stage
+        for blocks, outputs in resnet_stages(config):
             self.stages.append(nn.Sequential(*blocks))
-            self.lateral.append(nn.Conv2d(inputs, config.pyramid_width, 1))
+            self.lateral.append(nn.Conv2d(outputs, config.pyramid_width, 1))
             self.smooth.append(nn.Conv2d(config.pyramid_width, config.pyramid_width, 3, padding=1))
         initialize_convolutions(self.stem)
         initialize_convolutions(self.stages)
@@ -198,11 +190,7 @@ def build_mask_rcnn(config: Config, place: TrainingPlace) -> Step:
         scene, (index, positive) = scenes[at], matches[at]
         codes = encode(anchors, picked(scene.boxes, index))
         loss = model(scene.images, scene.boxes, scene.kinds, anchors, positive, codes)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 2.0)  # the start is random, not pretrained
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss, clip=2.0)  # the start is random, not pretrained
 
     return step
 

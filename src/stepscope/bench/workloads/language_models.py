@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 
 # GPT-2 small: the next word of texts in which every word follows from the one before.
 
@@ -72,21 +72,24 @@ def make_texts(config: Config, place: TrainingPlace) -> list[torch.Tensor]:
     return texts
 
 
-def build_gpt2(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(GPT2(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.1)
-    texts = make_texts(config, place)
+def train_language_model(
+    model: nn.Module, optimizer: torch.optim.Optimizer, texts: list[torch.Tensor]
+) -> Step:
+    """Each word from those before it."""
 
     def step(number: int) -> torch.Tensor:
         ids = texts[number % len(texts)]
         logits = model(ids[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        return descend(optimizer, loss)
 
     return step
+
+
+def build_gpt2(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(GPT2(config))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.1)
+    return train_language_model(model, optimizer, make_texts(config, place))
 
 
 GPT2_SMALL = {
@@ -223,10 +226,7 @@ def build_moe(config: Config, place: TrainingPlace) -> Step:
         logits, balance = model(ids[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         loss = loss + BALANCE * balance
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 
@@ -335,23 +335,6 @@ class Llama(nn.Module):
             x = block(x, self.angles)
         logits: torch.Tensor = self.head(self.norm(x))
         return logits
-
-
-def train_language_model(
-    model: nn.Module, optimizer: torch.optim.Optimizer, texts: list[torch.Tensor]
-) -> Step:
-    """Each word from those before it."""
-
-    def step(number: int) -> torch.Tensor:
-        ids = texts[number % len(texts)]
-        logits = model(ids[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
 
 
 def build_llama(config: Config, place: TrainingPlace) -> Step:

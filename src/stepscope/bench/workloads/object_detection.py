@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 from stepscope.bench.workloads.lean_image_classifiers import convolution, whole_eights
 
 # What the detectors share: made-up scenes, anchors, and which object an anchor is to find.
@@ -352,10 +352,7 @@ def build_efficientdet(config: Config, place: TrainingPlace) -> Step:
         off = functional.huber_loss(boxes.float(), codes, reduction="none", delta=0.1).sum(2)
         loss = focal_loss(logits.float(), positive, kinds) + 12.5 * (off * positive).sum()
         loss = loss / (positive.sum() + 1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 
 # Advantage actor-critic: a paddle that must stay under falling balls, seen as pixels only.
 #
@@ -321,10 +321,7 @@ def build_minigo(config: Config, place: TrainingPlace) -> Step:
         won = (results > 0).float()
         loss = (wrong * won).sum() / won.sum().clamp(min=1)
         loss = loss + 0.25 * functional.mse_loss(values, results)  # MLPerf's weight
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 

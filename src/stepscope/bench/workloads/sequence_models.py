@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 from stepscope.bench.workloads.language_models import make_texts
 
 # Translation with LSTM layers: the decoder attends to the source at every word, in a loop.
@@ -93,11 +93,7 @@ def build_nmt_lstm(config: Config, place: TrainingPlace) -> Step:
         source, target = pairs[number % len(pairs)]
         logits = model(source, shift(target))
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss, clip=5.0)
 
     return step
 
@@ -240,10 +236,7 @@ def build_transformer(config: Config, place: TrainingPlace) -> Step:
         source, target = pairs[number % len(pairs)]
         logits = model(source, shift(target)).flatten(0, 1).float()
         loss = functional.cross_entropy(logits, target.flatten(), label_smoothing=0.1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 
@@ -372,10 +365,7 @@ def build_bert(config: Config, place: TrainingPlace) -> Step:
         loss = functional.cross_entropy(
             words.flatten(0, 1).float(), batch.masked_words.flatten()
         ) + functional.cross_entropy(follows.float(), batch.follows)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 
@@ -489,11 +479,7 @@ def build_long_rnn(config: Config, place: TrainingPlace) -> Step:
     def step(number: int) -> torch.Tensor:
         bits, classes = streams[number % len(streams)]
         loss = functional.cross_entropy(model(bits).float(), classes)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a long stream's gradient can explode
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss, clip=1.0)  # a long stream's gradient can explode
 
     return step
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
 from stepscope.bench.workloads.image_classifiers import train_classifier
 
 # DLRM: is the advertisement clicked? It follows from some of the numbers and of the categories.
@@ -87,10 +87,7 @@ def build_dlrm(config: Config, place: TrainingPlace) -> Step:
         numbers, ids, clicked = clicks[number % len(clicks)]
         scores = model(numbers, ids).float()
         loss = functional.binary_cross_entropy_with_logits(scores, clicked)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 
@@ -181,10 +178,7 @@ def build_ncf(config: Config, place: TrainingPlace) -> Step:
         user, movie, taken = ratings[number % len(ratings)]
         scores = model(user, movie).float()
         loss = functional.binary_cross_entropy_with_logits(scores, taken)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(optimizer, loss)
 
     return step
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.explain.flops.prices import REGION
+from stepscope.explain.flops.prices import REGION, graph_key
 from stepscope.records.compiled import CompiledGraph, GraphKernel
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.work import rows_named
@@ -206,12 +206,6 @@ def _find_runs(trace: Trace, graphs: Sequence[CompiledGraph]) -> _GraphRuns:
     order = np.lexsort((host.start_ns[children], around))
     children, around = children[order], around[order]
     return _GraphRuns(rows, names, children, np.searchsorted(around, np.append(rows, len(host))))
-
-
-def graph_key(name: str) -> str:
-    """Of the graph that an event of this name runs; empty for other events."""
-    match = REGION.match(name)
-    return match[1] if match else ""
 
 
 def _same_runs(

@@ -14,12 +14,17 @@ from stepscope.explain.compiled.graph_calls import (
     KernelPieces,
     divide_regions,
     find_graph_calls,
-    graph_key,
     mark_rows,
 )
 from stepscope.explain.flops.call import MATMUL_LIKE, OTHER, dtype_code
-from stepscope.explain.flops.prices import graph_rates, price_graph, price_operator
-from stepscope.records.compiled import CompiledGraph, GraphKernel, GraphOperator, KernelTime
+from stepscope.explain.flops.prices import graph_key, graph_rates, price_graph, price_operator
+from stepscope.records.compiled import (
+    GRAPH_VIEWS,
+    CompiledGraph,
+    GraphKernel,
+    GraphOperator,
+    KernelTime,
+)
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.step.call_tree import group, sum_by
@@ -27,13 +32,10 @@ from stepscope.step.phases import in_optimizer_step, places_of_steps
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import distinct, nearest_of
-from stepscope.trace.run_folder.inductor_code import GRAPH_VIEWS
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.step.arrays import Bools, Int32s
-
-# What each kernel of a compiled graph takes of the step, and how much of the time is explained.
 
 _MOST_KERNELS = 48
 _MOST_PLACES = 4
@@ -303,7 +305,8 @@ def _describe(
     names = tuple(dict.fromkeys(one.name for one in costliest))[:_MOST_OPERATORS]
     return KernelFacts(
         name=kernel.name,
-        operators=names or _operators_in_name(kernel),
+        operators=names
+        or ((kernel.operator,) if kernel.operator else split_fused_name(kernel.name)),
         lines=_lines(computed, seconds),
         flops=None if not computed or any(one < 0 for one in flops) else sum(flops),
         size_bytes=_moved(kernel, products),
@@ -321,10 +324,6 @@ def _moved(kernel: GraphKernel, products: Sequence[GraphOperator]) -> int | None
 
 def _first(row: tuple[float, GraphOperator]) -> float:
     return -row[0]
-
-
-def _operators_in_name(kernel: GraphKernel) -> tuple[str, ...]:
-    return (kernel.operator,) if kernel.operator else split_fused_name(kernel.name)
 
 
 def split_fused_name(name: str) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from stepscope.explain.flops.prices import (
     price_operator,
 )
 from stepscope.records.compiled import (
+    GRAPH_VIEWS,
     BreakCost,
     Compilation,
     CompiledGraph,
@@ -51,16 +52,12 @@ from stepscope.step.correct import event_cost_ns
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import nearest_of
-from stepscope.trace.run_folder.inductor_code import GRAPH_VIEWS
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.hardware import Ceilings
     from stepscope.step.arrays import Floats, Int64s
 
-# All that is known about torch.compile in one rank.
-
-_MOSTLY = 0.5  # of the computing: advice to compile comes too late
 _BARE = "the compiler's own records were not captured: record with `stepscope run`"
 
 
@@ -88,13 +85,6 @@ def explain_compiled(analysis: RankAnalysis) -> CompiledWork | None:
     )
 
 
-def is_mostly_compiled(compiled: CompiledWork | None, computing_ms: float) -> bool:
-    """Whether compiled graphs take most of the time in which the device computes."""
-    if compiled is None or not computing_ms:
-        return False
-    return sum(region.ms for region in compiled.regions) >= _MOSTLY * computing_ms
-
-
 def _notes(record: CompilerRecord, regions: tuple[RegionTime, ...]) -> Iterator[str]:
     if not record.compilations and not record.graphs:
         yield _BARE
@@ -103,15 +93,13 @@ def _notes(record: CompilerRecord, regions: tuple[RegionTime, ...]) -> Iterator[
             "graphs were not captured: this version of torch keeps no text of them, or they were "
             "compiled before the capture began"
         )
-    if any(_lacks_lines(graph) for graph in record.graphs):
+    if any(
+        graph.operators and not any(one.place for one in graph.operators) for graph in record.graphs
+    ):
         yield (
             "torch keeps no source lines of what compiled autograd compiles, nor of a container "
             "such as nn.Sequential that is compiled itself"
         )
-
-
-def _lacks_lines(graph: CompiledGraph) -> bool:
-    return bool(graph.operators) and not any(operator.place for operator in graph.operators)
 
 
 # Compiled graphs in the step, opened up to kernels and to lines of the model's source.

@@ -1,7 +1,8 @@
 """What is worth knowing about a step: one file per finding.
 
-A finding's id is its file's name with dashes. The file declares itself in `RULE` (rule.py) and has
-a page of the same name in docs/findings. What findings look at is in evidence.py.
+They are grouped by what a reader looks for. A finding's id is its file's name with dashes. The
+file declares itself in `RULE` (rule.py) and has a page of the same name in docs/findings. What
+findings look at is in evidence.py.
 """
 
 from __future__ import annotations
@@ -28,58 +29,71 @@ if TYPE_CHECKING:
 # the same share, the earlier one leads.
 FINDINGS: dict[Scope, tuple[str, ...]] = {
     "rank": (
-        "thread_oversubscription",
-        "other_processes",
-        "too_few_threads",
-        "dispatch_bound",
-        "slow_products",
-        "denormals",
-        "launch_bound",
-        "host_bound",
-        "python_overhead",
-        "data_stalls",
-        "data_loading",
-        "graph_breaks",
-        "recompiles",
-        "graphs_skipped",
-        "not_fused",
-        "below_roof",
-        "allocator_retries",
-        "gc_pauses",
-        "periodic_stall",
-        "irregular_stalls",
-        "slows_down",
-        "blocking_syncs",
-        "exchange_every_pass",
-        "exposed_communication",
-        "gloo_on_device",
-        "exposed_copies",
-        "profiler_overhead",
-        "short_kernels",
-        "dominant_kernel",
-        "fp32_matmuls",
-        "tensor_cores_idle",
-        "memory_bound",
-        "layout_copies",
-        "small_batch",
-        "optimizer_per_parameter",
-        "long_recurrence",
-        "recomputation",
-        "memory_near_limit",
-        "fragmentation",
-        "memory_growth",
-        "memory_leak",
-        "evaluation_share",
-        "checkpoint_share",
-        "compile_time",
-        "start_up",
-        "one_of_many",
+        "host.thread_oversubscription",
+        "host.other_processes",
+        "host.too_few_threads",
+        "host.dispatch_bound",
+        "device.slow_products",
+        "host.denormals",
+        "host.launch_bound",
+        "host.host_bound",
+        "host.python_overhead",
+        "loop.data_stalls",
+        "loop.data_loading",
+        "compiled.graph_breaks",
+        "compiled.recompiles",
+        "compiled.graphs_skipped",
+        "compiled.not_fused",
+        "device.below_roof",
+        "memory.allocator_retries",
+        "host.gc_pauses",
+        "loop.periodic_stall",
+        "loop.irregular_stalls",
+        "loop.slows_down",
+        "host.blocking_syncs",
+        "communication.exchange_every_pass",
+        "communication.exposed_communication",
+        "communication.gloo_on_device",
+        "device.exposed_copies",
+        "host.profiler_overhead",
+        "device.short_kernels",
+        "device.dominant_kernel",
+        "device.fp32_matmuls",
+        "device.tensor_cores_idle",
+        "device.memory_bound",
+        "device.layout_copies",
+        "device.small_batch",
+        "device.optimizer_per_parameter",
+        "device.long_recurrence",
+        "memory.recomputation",
+        "memory.memory_near_limit",
+        "memory.fragmentation",
+        "memory.memory_growth",
+        "memory.memory_leak",
+        "loop.evaluation_share",
+        "loop.checkpoint_share",
+        "compiled.compile_time",
+        "loop.start_up",
+        "communication.one_of_many",
         "unknown_work",
         "healthy",
     ),
-    "job": ("not_training_together", "straggler", "pipeline_bubble"),
-    "together": ("server_bound", "barrier_waits", "staleness_does_not_pay"),
-    "nccl": ("nccl_socket_fallback", "nccl_unequal_channels", "nccl_no_p2p", "nccl_warnings"),
+    "job": (
+        "communication.not_training_together",
+        "communication.straggler",
+        "communication.pipeline_bubble",
+    ),
+    "together": (
+        "communication.server_bound",
+        "communication.barrier_waits",
+        "communication.staleness_does_not_pay",
+    ),
+    "nccl": (
+        "communication.nccl_socket_fallback",
+        "communication.nccl_unequal_channels",
+        "communication.nccl_no_p2p",
+        "communication.nccl_warnings",
+    ),
 }
 
 HEALTHY, UNKNOWN = "healthy", "unknown-work"
@@ -170,13 +184,8 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         return not leads_all(finding), by_severity, finding.of != "work", -share
 
     in_order = sorted(every, key=rank)
-    if any(needs_attention(finding) for finding in in_order):
+    if any(finding.severity in ("high", "medium") for finding in in_order):
         return tuple(finding for finding in in_order if finding.id not in NO_LOSS)
     if any(finding.id == UNKNOWN for finding in in_order):  # on one rank: not all are healthy
         in_order = [finding for finding in in_order if finding.id != HEALTHY]
     return tuple(sorted(in_order, key=lambda finding: finding.id not in NO_LOSS))
-
-
-def needs_attention(finding: Finding) -> bool:
-    """High or medium: worth acting on."""
-    return finding.severity in ("high", "medium")

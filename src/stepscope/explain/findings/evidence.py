@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.explain.compiled import is_mostly_compiled
 from stepscope.explain.host_calls import place_of, user_frames
 from stepscope.explain.roofline import MOST, which_call
 from stepscope.records import explanation, remedies
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.step.arrays import Int32s, Int64s
 
-# What findings look at, and the thresholds and words they share.
-
 HIGH, MEDIUM, LOW = 0.25, 0.10, 0.03
+_LONG_MS, _VERY_LONG_MS = 60_000.0, 600_000.0  # of a start-up: a longer training makes it small
 _BUSY = ("compute", "exposed_comm", "exposed_memory")
 
 
@@ -84,7 +82,15 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_compiled(self) -> bool:
         """torch.compile's graphs do most of the computing already."""
-        return is_mostly_compiled(self.compiled, self.budget_share("compute") * self.budget.step_ms)
+        computing_ms = self.budget_share("compute") * self.budget.step_ms
+        return self.compiled is not None and self.compiled.is_most_of(computing_ms)
+
+    @property
+    def unknown_share(self) -> float:
+        """Of the step: time on a GPU in kernels that may multiply matrices, with unknown FLOPs."""
+        if self.on_host or self.efficiency is None:
+            return 0.0
+        return self.efficiency.unknown_share * self.budget_share("compute")
 
     def budget_share(self, *ids: str) -> float:
         """Share of the step of record that these parts of the budget take."""
@@ -272,6 +278,14 @@ class ShortRun(NamedTuple):
     words: str
 
 
+def length_severity(share: float, ms: float) -> Severity:
+    """Of start-up or compiling: what is short in itself is small in a real training, whatever its
+    share of a test."""
+    if ms >= _VERY_LONG_MS and share >= HIGH:
+        return "high"
+    return "medium" if ms >= _LONG_MS and share >= MEDIUM else "low"
+
+
 def as_short_run(run: RankRun, once_ms: float) -> ShortRun | None:
     """For a run that trained for less time than something took that passes once, such as start-up.
     None for any other run, which is judged as it is."""
@@ -334,8 +348,6 @@ def wanted_work_severity(share: float) -> Severity | None:
 
 
 # What the findings about data offer, from what capture read of the DataLoader.
-
-_LEAST_GAIN = 0.1  # of fetching: less of it is collating by a function of the script
 
 
 def describe_loader(loader: LoaderUse | None) -> tuple[str, ...]:

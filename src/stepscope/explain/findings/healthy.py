@@ -8,7 +8,6 @@ from stepscope.explain.cpu_use import looked
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.unknown_work import unknown_share
 from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.run import RankRun
@@ -19,7 +18,7 @@ from stepscope.text.words import counted
 def find(evidence: RankEvidence) -> Finding | None:
     """Left out when another finding needs attention; None where so much is unknown that a loss of
     a tenth could hide in it."""
-    if unknown_share(evidence) >= MEDIUM:
+    if evidence.unknown_share >= MEDIUM:
         return None
     share = evidence.budget_share("compute")
     unknown = "; ".join(_list_unknown(evidence))

@@ -14,7 +14,7 @@ _STILL = "Record a step without CUDA graphs too: `stepscope run --wait 0`"
 
 def find(evidence: RankEvidence) -> Finding | None:
     """Stands in the place of `healthy`, and is left out when another finding needs attention."""
-    share = unknown_share(evidence)
+    share = evidence.unknown_share
     efficiency = evidence.efficiency
     if share < MEDIUM or efficiency is None:
         return None
@@ -37,13 +37,6 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
     if evidence.run is None:
         return (remedies.STEPSCOPE_RUN.offer(_SHOWS),)
     return (remedies.STEPSCOPE_RUN.offer(_STILL),) if evidence.is_graphed else ()
-
-
-def unknown_share(evidence: RankEvidence) -> float:
-    """Of the step: time on a GPU in kernels that may multiply matrices, with unknown FLOPs."""
-    if evidence.on_host or evidence.efficiency is None:
-        return 0.0
-    return evidence.efficiency.unknown_share * evidence.budget_share("compute")
 
 
 RULE = FindingRule(id="unknown-work", title="Unknown work", find=find)

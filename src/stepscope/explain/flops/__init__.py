@@ -1,10 +1,1 @@
-"""FLOPs and bytes of operators: formulas by operator name, one file per family.
-
-Nothing here knows about time or about devices.
-"""
-
-from stepscope.explain.flops.call import DTYPES
-from stepscope.explain.flops.costs import Costs, count_costs
-from stepscope.step.phases import PHASES
-
-__all__ = ["DTYPES", "PHASES", "Costs", "count_costs"]
+"""FLOPs and bytes of operators, by formulas. Nothing here knows about time or devices."""

@@ -15,8 +15,6 @@ import msgspec
 from stepscope.step.work import one_of
 from stepscope.text.words import lazy_pattern
 
-# One distinct call of an operator as the trace describes it: shapes, dtypes, and plain values.
-
 # Bytes of an element, by the names that the profiler writes.
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "signed char", "unsigned char", "c10::qint8", "c10::quint8"), 1),
@@ -259,11 +257,6 @@ def compiled(call: Call) -> Cost:
     return Cost(moved=total_bytes(tensors))
 
 
-def may_multiply(name: str) -> bool:
-    """Whether such a kernel could hide matrix products."""
-    return not _LOOP.match(name) or _PRODUCT_IN_LOOP.search(name) is not None
-
-
 # What the name of a kernel says: whether it multiplies matrices, in what dtype, on which cores.
 #
 # Names come from cuBLAS (nvjet, xmma, cutlass, ampere_sgemm), cuDNN, PyTorch's attention, Triton,
@@ -340,7 +333,7 @@ class KernelName(msgspec.Struct, frozen=True):
 def read_name(name: str) -> KernelName:
     name = name[:_LONGEST].replace(_GEMM_LIBRARY, "")
     if name.startswith(PREFIX):
-        product = may_multiply(name)
+        product = not _LOOP.match(name) or _PRODUCT_IN_LOOP.search(name) is not None
         return KernelName(product=product, harmless=not product, dtype=None, cores="unknown")
     harmless = _is_harmless(name)
     product = not harmless and _MULTIPLIES(name)

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from stepscope.records.compiled import CapturedOperator
     from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
 
-# CUDA graphs that the script captured: what their replays compute.
-#
 # The capture was long before the trace. Capture of the run noted its operators, in order, without
 # their kernels; the trace has the kernels of each replay, without operators. Both are told apart by
 # their contents, and kinds of replays are joined to kinds of captures by their products: as many of

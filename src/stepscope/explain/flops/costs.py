@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     from stepscope.records.compiled import CompiledGraph
 
-# FLOPs and bytes of every operator of a trace, and the operator of every device event.
-
 # Containers of other operators, without work of their own.
 _CONTAINER = re.compile(
     r"^autograd::|^torch::autograd::|Backward\d*$|^CompiledFunction|^Torch-Compiled Region|"
@@ -519,7 +517,12 @@ def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces
     inside[linked] = chosen.holds(trace.host.start_ns[launch[linked]])
     start, end = chosen.steps.window_start_ns, chosen.steps.window_end_ns
     inside |= ~linked & (work.start_ns >= start) & (work.start_ns < end)
-    to_host = rows_named(trace, device, device.kind == DeviceKind.MEMCPY, _leaves_device)
+    to_host = rows_named(
+        trace,
+        device,
+        device.kind == DeviceKind.MEMCPY,
+        lambda name: "DtoD" not in name and "Device -> Device" not in name,
+    )
     inside &= (work.kind != Kind.COMM) & ~to_host[rows]
     kept, compute = rows[inside], work.kind[inside] == Kind.COMPUTE
     return Pieces(
@@ -532,10 +535,6 @@ def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces
         replayed=costs.replayed[kept],
         call_part=costs.call_part[kept],
     )
-
-
-def _leaves_device(name: str) -> bool:
-    return "DtoD" not in name and "Device -> Device" not in name
 
 
 def _of_host(trace: Trace, costs: Costs, chosen: Chosen) -> Pieces:

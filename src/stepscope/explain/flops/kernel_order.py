@@ -19,14 +19,11 @@ from stepscope.records.trace import ABSENT
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.step.arrays import Bools, Indices
+    from stepscope.step.arrays import Bools, Floats, Indices
 
-    Scores = NDArray[np.float64]
 
-# Kernels of a graph's replay, joined to the operators of its recording by their order.
-#
 # Products are the anchors: where a replay has as many of them as its recording, they are the same,
-# one by one; else product_order.py finds which are which. Between two products, kernels and
+# one by one; else the last part below finds which are which. Between two products, kernels and
 # operators of one kind are joined in order where there are as many of both, or as many stretches of
 # both. What is not sure stays unknown.
 
@@ -76,7 +73,11 @@ def _join_round(found: list[int], calls: Sequence[CapturedCall], kernels: Sequen
         if not events:
             continue
         inside = range(place + 1, next_place)
-        between = [one for one in inside if _works(calls[one]) and one not in used]
+        between = [
+            one
+            for one in inside
+            if calls[one].name not in VIEWS and not calls[one].products and one not in used
+        ]
         if next_place < len(calls) and calls[next_place].name in SEVERAL:
             between.append(next_place)  # some of its kernels come before the one that is known
         if place >= 0 and calls[place].bias and place != next_place:
@@ -86,11 +87,6 @@ def _join_round(found: list[int], calls: Sequence[CapturedCall], kernels: Sequen
             for one in events:  # an operator first copies what is not contiguous
                 if kernel_kind(kernels[one]) == COPY:
                     found[one] = next_place
-
-
-def _works(call: CapturedCall) -> bool:
-    """It launches kernels, and none that multiplies."""
-    return call.name not in VIEWS and not call.products
 
 
 def _kinds(call: CapturedCall) -> tuple[str, ...]:
@@ -169,7 +165,7 @@ def _give_helpers(found: list[int], kernels: Sequence[str]) -> None:
 
 _LARGEST = 20_000_000  # of operators x kernels; a lattice takes six bytes for each
 _NEVER = -1e9
-# Scores, in units of a kernel that fits its operator.
+# Floats, in units of a kernel that fits its operator.
 _PRODUCT, _HELPER = 3.0, 0.3  # a product's first kernel; one that helps it
 _PART, _OTHER_PART = -0.4, -0.5  # a further one; parts of one product are computed alike
 _AGAIN, _LIST = 0.2, 0.5  # a further kernel of one operator; one of a list that fits
@@ -215,9 +211,9 @@ def assign_products(
 class _Gains(NamedTuple):
     """Scores of one kernel, for each slot."""
 
-    enter: Scores  # it is the first of the slot
-    before: Scores  # the slot has others, none of which multiplies
-    after: Scores  # it does
+    enter: Floats  # it is the first of the slot
+    before: Floats  # the slot has others, none of which multiplies
+    after: Floats  # it does
     multiplies: bool
 
 
@@ -238,13 +234,15 @@ class _CallSlots:
         self.product: Bools = np.array([call.products > 0 for call in own], np.bool_)
         self.convolves: Bools = np.array(["conv" in call.name for call in own], np.bool_)
         self.attends: Bools = np.array(["attention" in call.name for call in own], np.bool_)
-        self._foreign: Bools = np.array([_is_foreign(call.name) for call in own], np.bool_)
+        self._foreign: Bools = np.array(
+            ["::" in call.name and not call.name.startswith(_TORCHS) for call in own], np.bool_
+        )
         self._bias = np.array([call.bias for call in own], np.str_)
         self._kinds = [() if call.products else operator_kinds(call.name) for call in own]
         self._unknown: Bools = np.array(
             [call.name in kinds for call, kinds in zip(own, self._kinds, strict=True)], np.bool_
         )
-        self.skipped: Scores = np.where(
+        self.skipped: Floats = np.where(
             self.product, _PRODUCT, np.where(self._unknown, _SILENT, _SKIPPED)
         )
         self._gains: dict[tuple[str, bool, bool], _Gains] = {}
@@ -298,11 +296,6 @@ class _CallSlots:
         return _Gains(enter, before, after, multiplies=False)
 
 
-def _is_foreign(name: str) -> bool:
-    """An operator of another package, which may multiply: nobody knows its FLOPs."""
-    return "::" in name and not name.startswith(_TORCHS)
-
-
 _ENTERED, _FROM_BEFORE, _FROM_AFTER, _LEFT_OUT = range(4)
 
 
@@ -326,8 +319,8 @@ def _find_path(slots: _CallSlots, kernels: Sequence[str], multiplies: Sequence[b
 
 
 def _enter(
-    slots: _CallSlots, before: Scores, after: Scores, costs: Scores, nothing_yet: float
-) -> tuple[Scores, NDArray[np.int32]]:
+    slots: _CallSlots, before: Floats, after: Floats, costs: Floats, nothing_yet: float
+) -> tuple[Floats, NDArray[np.int32]]:
     """The best score with which each slot is entered, and from where: slot x 2 + layer, or -1."""
     count = len(slots.place)
     without = np.where(slots.product, before - _PRODUCT, _NEVER)
@@ -341,8 +334,8 @@ def _enter(
 
 
 def _advance(
-    slots: _CallSlots, before: Scores, after: Scores, enter: Scores, gains: _Gains
-) -> tuple[Scores, Scores, NDArray[np.int8]]:
+    slots: _CallSlots, before: Floats, after: Floats, enter: Floats, gains: _Gains
+) -> tuple[Floats, Floats, NDArray[np.int8]]:
     """Scores with one kernel more, and the move that gave each."""
     never = np.full(len(before), _NEVER)
     entered = enter + gains.enter

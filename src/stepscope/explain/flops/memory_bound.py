@@ -337,7 +337,7 @@ def resized_backward(call: Call) -> Cost:
 
 # Operators on lists of tensors: foreach, fused optimizers, cat and stack.
 #
-# The profiler writes the shapes of lists of up to 30 tensors, and never their dtype. lists.py fills
+# The profiler writes the shapes of lists of up to 30 tensors, and never their dtype. costs.py fills
 # in the rest from what surrounds the call.
 
 _READ_AND_WRITTEN = (

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from stepscope.records.hardware import Ceilings
     from stepscope.step.arrays import Bools, Int8s, Int64s
 
-# Every distinct call of a trace, parsed and priced once.
-
 # The fastest device needs 20 minutes for this many FLOPs: more come from damaged shapes. A backward
 # pass multiplies them by up to three, and the sum must still fit 64 bits.
 LARGEST = 1 << 60
@@ -202,7 +200,7 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
         return
     host = trace.host
     everywhere = np.ones(len(host), np.bool_)
-    regions = rows_named(trace, host, everywhere, lambda name: _key(name) in known)
+    regions = rows_named(trace, host, everywhere, lambda name: graph_key(name) in known)
     rows = np.flatnonzero(regions)
     if not len(rows):
         return
@@ -219,7 +217,7 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
     columns.flops[hidden] = 0  # their FLOPs are among the region's
     columns.answering[hidden] = False
     codes, which = np.unique(host.name[rows], return_inverse=True)
-    of_names = [known[_key(trace.strings[code])] for code in codes.tolist()]
+    of_names = [known[graph_key(trace.strings[code])] for code in codes.tolist()]
     whole = np.array([cost.flops for cost in of_names], np.int64)[which]
     missing = whole - shown[rows]
     owed = missing > _ROUNDING * whole
@@ -234,6 +232,7 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
     columns.counted[rows[owed]] = columns.answering[rows[owed]] = True
 
 
-def _key(name: str) -> str:
+def graph_key(name: str) -> str:
+    """Of the graph that an event of this name runs; empty for other events."""
     match = REGION.match(name)
     return match[1] if match else ""

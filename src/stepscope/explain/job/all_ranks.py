@@ -37,7 +37,6 @@ from stepscope.records.job import (
     CriticalPath,
     Job,
     Lanes,
-    Membership,
     PathPiece,
     RankPart,
     Stragglers,
@@ -57,8 +56,6 @@ from stepscope.trace.matched_collectives import (
 if TYPE_CHECKING:
     from stepscope.records.hardware import Profile
     from stepscope.step.arrays import Int64s
-
-# All ranks together: one clock, collectives joined, who waits for whom, what decides a step.
 
 DRAWN_RANKS = 8
 _MOST_DRAWN = 6_000
@@ -92,7 +89,7 @@ def join_ranks(
     everyone = sorted((*parts, *untraced), key=lambda part: part.rank)
     whole_run = judge_whole_run(everyone)
     hosts, host_links = hosts_of(everyone), list_host_links(everyone)
-    if _silent(members):
+    if train_apart(members) and not any(m.exchanged_bytes for m in members if m is not None):
         stragglers = Stragglers(verdict="none", detail=_APART)
     else:
         own, loading, length = matrix["own_ns"], matrix["input_ns"], matrix["dur_ns"]
@@ -150,11 +147,6 @@ def _usable(parts: Sequence[RankPart]) -> tuple[list[RankPart], list[Note]]:
         detail = f"several files say they are {_named(sorted(set(twice)))}: only the first counts"
         notes.append(Note(id="duplicate-ranks", detail=detail))
     return list(kept.values()), notes
-
-
-def _silent(members: Sequence[Membership | None]) -> bool:
-    """Whether it is known that no rank ever waits for another."""
-    return train_apart(members) and not any(m.exchanged_bytes for m in members if m is not None)
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -38,13 +38,9 @@ from stepscope.trace.clock_offsets import align_runs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
-    Indices = NDArray[np.intp]
-    Ints = NDArray[np.int64]
+    from stepscope.step.arrays import Bools, Floats, Indices, Int64s
 
-# The stragglers of the whole run: who is late at its collectives, how often, and by what.
-#
+
 # What holds a rank back is read from the phases of its steps: other ranks spend their waiting in
 # the backward pass, so that phase says nothing.
 
@@ -232,7 +228,7 @@ def _case(
     present = np.isfinite(arrivals.late_ns)
     often = np.flatnonzero(present.mean(axis=0) >= _COUNTED_RANK)
     ranks = [arrivals.ranks[place] for place in often.tolist()]
-    rows: Flags = np.logical_and.reduce(present[:, often], axis=1)
+    rows: Bools = np.logical_and.reduce(present[:, often], axis=1)
     for rank in ranks:
         rows &= np.isin(arrivals.number, runs[rank].steps)
     if len(ranks) < 2 or rows.sum() < LEAST_STEPS:
@@ -267,7 +263,7 @@ def _case(
     )
 
 
-def _possible(arrivals: RunArrivals, rows: Flags, ranks: Indices, runs: list[RunCalls]) -> Flags:
+def _possible(arrivals: RunArrivals, rows: Bools, ranks: Indices, runs: list[RunCalls]) -> Bools:
     """No rank that waits does so for longer than its step takes, unless a clock was set."""
     possible = rows.copy()
     for column, run in zip(ranks.tolist(), runs, strict=True):
@@ -360,7 +356,7 @@ def _how_often(rank: LateRank, steps: int, of: int, ranks: int) -> tuple[str, ..
     return words, f"{milliseconds(rank.for_cores_ns / 1e6)} of that {waits} for a free core"
 
 
-def _longer_phases(case: _Case, columns: tuple[int, ...], rows: Flags) -> dict[str, float]:
+def _longer_phases(case: _Case, columns: tuple[int, ...], rows: Bools) -> dict[str, float]:
     """What each phase takes longer on these ranks than on the others, in these steps."""
     longer = {}
     for phase, ns in case.phases_ns.items():
@@ -434,7 +430,7 @@ _CUT_LOG = 0.5  # of the usual number of calls: a rank with fewer is left out
 
 class _GroupSteps(msgspec.Struct, frozen=True, kw_only=True):
     members: list[int]  # ranks
-    number: Ints
+    number: Int64s
     late_ns: Floats  # (steps, members)
     wait_ns: Floats
     spread_ns: Floats  # (steps,)
@@ -469,7 +465,7 @@ def join_arrivals(runs: Mapping[int, RunCalls]) -> RunArrivals | None:
     )
 
 
-def waits_by_step(arrivals: RunArrivals) -> dict[int, tuple[Ints, Ints]]:
+def waits_by_step(arrivals: RunArrivals) -> dict[int, tuple[Int64s, Int64s]]:
     """For each rank the numbers of steps, and what it waited in them for other ranks."""
     waits = {}
     for column, rank in enumerate(arrivals.ranks):
@@ -503,12 +499,12 @@ def _join_group(runs: Mapping[int, RunCalls], name: str, *, blocking: bool) -> _
     return _widest(members, number, late, wait, spread)
 
 
-def _common(one: Ints, other: Ints) -> Ints:
+def _common(one: Int64s, other: Int64s) -> Int64s:
     """Most ranks have logged the same calls."""
     return one if np.array_equal(one, other) else np.intersect1d(one, other, assume_unique=True)
 
 
-def _calls_of(run: RunCalls, name: str) -> tuple[Ints, Ints, Ints]:
+def _calls_of(run: RunCalls, name: str) -> tuple[Int64s, Int64s, Int64s]:
     """Sequence, arrival and step of a group's calls; of a number that is there twice, the first."""
     mine = run.group == run.groups.index(name)
     sequence, first = np.unique(run.sequence[mine], return_index=True)
@@ -516,7 +512,7 @@ def _calls_of(run: RunCalls, name: str) -> tuple[Ints, Ints, Ints]:
 
 
 def _widest(
-    members: list[int], number: Ints, late: Floats, wait: Floats, spread: Floats
+    members: list[int], number: Int64s, late: Floats, wait: Floats, spread: Floats
 ) -> _GroupSteps:
     order = np.lexsort((spread, number))
     last = np.append(np.diff(number[order]) > 0, True)
@@ -531,7 +527,7 @@ def _widest(
 
 
 def _summed(
-    members: list[int], number: Ints, late: Floats, wait: Floats, spread: Floats
+    members: list[int], number: Int64s, late: Floats, wait: Floats, spread: Floats
 ) -> _GroupSteps:
     steps, place = np.unique(number, return_inverse=True)
 

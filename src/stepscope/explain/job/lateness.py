@@ -13,24 +13,22 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.step.statistics import OF_NORMAL, spread
+
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.explain.job.hosts import HostColumns
+    from stepscope.step.arrays import Bools, Floats
 
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
-# Which ranks are late over hundreds of steps: always, now and then, or a different one each time.
-#
 # A rank is late **now and then** when single steps stick out of the noise of all ranks, and so much
 # more often on this rank than on the others that chance does not explain it. Where such steps come
 # on all ranks alike, the lateness **wanders**: it costs time, and no rank is to blame.
 #
-# A rank is late **at every step** when, in the steps that do not stick out, its mean lateness - is
-# at least 3.5% of the step, - exceeds what chance makes of it, at a level that allows for the
-# number of ranks, and - stands apart from the other ranks by more than they differ among
-# themselves. Neighbouring steps are alike: a rank that shares its core is late for many steps in a
+# A rank is late **at every step** when, in the steps that do not stick out, its mean lateness
+# - is at least 3.5% of the step,
+# - exceeds what chance makes of it, at a level that allows for the number of ranks, and
+# - stands apart from the other ranks by more than they differ among themselves.
+# Neighbouring steps are alike: a rank that shares its core is late for many steps in a
 # row. So steps are taken in blocks, and blocks that resemble their neighbours count for less. Where
 # ranks share cores, most of the noise is waiting for one. So the test is made up to three times:
 # with the arrivals as they were, with the phases of the step in which no rank waits for another,
@@ -46,7 +44,6 @@ _FALSE_ALARM = 0.0025  # for the whole job, in each of four tests
 _BLOCK, _MOST_BLOCKS = 10, 24  # steps in a block; blocks in a run
 _FEW_RANKS = 8
 _MADS = 3.5
-_OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _STICKS_OUT, _LEAST_SINGLE = 5.0, 0.25  # deviations of the noise, and of the step
 _CLIPPED = 4.0  # deviations: no single step counts for more
 _EPISODE = 5  # steps: late ones that close to each other have one reason
@@ -62,7 +59,7 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True):
     arrived_ns: float  # after the other ranks, whatever it waited for
     for_cores_ns: float = 0.0  # of that, waiting for a core
     cost_ns: float  # what the mean step would gain
-    late: Flags  # (steps,)
+    late: Bools  # (steps,)
     p_value: float  # that chance alone looks like this, for all ranks together
 
 
@@ -99,7 +96,7 @@ def find_late(
     late_ns = arrival_ns - median_of_others(arrival_ns)
     calm = late_ns - np.median(late_ns, axis=0)
     single = _sticking_out(calm, arrival_ns, step_ns)
-    usual: Flags = np.logical_not(single.any(axis=1))
+    usual: Bools = np.logical_not(single.any(axis=1))
     if usual.sum() < LEAST_STEPS:  # the single ones are no exceptions
         usual[:], single[:] = True, False
     with_cores = None if cpu_wait_ns is None else arrival_ns - cpu_wait_ns
@@ -143,7 +140,7 @@ def median_of_others(values: Floats) -> Floats:
 
 def _always_late(
     arrival_ns: Floats,
-    usual: Flags,
+    usual: Bools,
     step_ns: float,
     own_ns: Floats | None,
     with_cores_ns: Floats | None,
@@ -193,7 +190,7 @@ def _late_always(arrival_ns: Floats, place: int, excess: float, p_value: float) 
 def _test_always(arrival_ns: Floats, step_ns: float) -> _Always:
     since = arrival_ns - np.median(arrival_ns, axis=1, keepdims=True)
     middle = np.median(since, axis=0)
-    noise = _OF_NORMAL * float(np.median(np.abs(since - middle)))
+    noise = OF_NORMAL * float(np.median(np.abs(since - middle)))
     since = np.clip(since, middle - _CLIPPED * noise, middle + _CLIPPED * noise)
     blocks = np.array_split(since, min(_MOST_BLOCKS, max(4, len(since) // _BLOCK)))
     means = np.array([block.mean(axis=0) for block in blocks])
@@ -239,8 +236,8 @@ def _error_of_mean(against: Floats) -> tuple[Floats, float]:
     return np.sqrt(variance / blocks), max(1.0, (blocks - 1) * (ranks - 1) / less)
 
 
-def _accused(test: _Always) -> Flags:
-    late: Flags = test.excess_ns >= test.least_ns
+def _accused(test: _Always) -> Bools:
+    late: Bools = test.excess_ns >= test.least_ns
     for place in np.flatnonzero(late).tolist():
         late[place] = _stands_apart(test.excess_ns, place)
     return late
@@ -253,25 +250,24 @@ def _stands_apart(excess_ns: Floats, place: int) -> bool:
     if len(others) < _FEW_RANKS - 1:
         return bool(excess_ns[place] - others.max() > np.ptp(others))
     middle = float(np.median(others))
-    spread = _OF_NORMAL * float(np.median(np.abs(others - middle)))
-    return bool(excess_ns[place] - middle > _MADS * spread)
+    return bool(excess_ns[place] - middle > _MADS * spread(others))
 
 
 # Late now and then
 
 
-def _sticking_out(calm: Floats, arrival_ns: Floats, step_ns: float) -> Flags:
+def _sticking_out(calm: Floats, arrival_ns: Floats, step_ns: float) -> Bools:
     """Steps that waited for this rank, and for far longer than usual."""
-    noise = _OF_NORMAL * float(np.median(np.median(np.abs(calm), axis=0)))
+    noise = OF_NORMAL * float(np.median(np.median(np.abs(calm), axis=0)))
     last = np.zeros(calm.shape, np.bool_)
     last[np.arange(len(calm)), arrival_ns.argmax(axis=1)] = True
-    out: Flags = last & (calm > max(_STICKS_OUT * noise, _LEAST_SINGLE * step_ns))
+    out: Bools = last & (calm > max(_STICKS_OUT * noise, _LEAST_SINGLE * step_ns))
     return out
 
 
 def _late_at_times(
-    arrival_ns: Floats, calm: Floats, single: Flags, step_ns: float
-) -> tuple[list[LateRank], Flags]:
+    arrival_ns: Floats, calm: Floats, single: Bools, step_ns: float
+) -> tuple[list[LateRank], Bools]:
     """The ranks that are, and the late steps of all others."""
     episodes = np.array([_count_episodes(column) for column in single.T])
     ranks, rest, late = len(episodes), single.copy(), []
@@ -289,7 +285,7 @@ def _late_at_times(
     return late, rest
 
 
-def _wandering(arrival_ns: Floats, calm: Floats, rest: Flags, step_ns: float) -> LateRank | None:
+def _wandering(arrival_ns: Floats, calm: Floats, rest: Bools, step_ns: float) -> LateRank | None:
     episodes = [_count_episodes(column) for column in rest.T]
     if sum(episodes) < 2 * _LEAST_EPISODES or sum(count > 1 for count in episodes) < 2:
         return None
@@ -298,7 +294,7 @@ def _wandering(arrival_ns: Floats, calm: Floats, rest: Flags, step_ns: float) ->
 
 
 def _single_lateness(
-    arrival_ns: Floats, calm: Floats, single: Flags, place: int, chance: float
+    arrival_ns: Floats, calm: Floats, single: Bools, place: int, chance: float
 ) -> LateRank:
     excess = np.where(single, calm, 0.0)
     typical = float(np.median(calm[single]))
@@ -313,7 +309,7 @@ def _single_lateness(
     )
 
 
-def _count_episodes(late: Flags) -> int:
+def _count_episodes(late: Bools) -> int:
     at = np.flatnonzero(late)
     return int((np.diff(at, prepend=-_EPISODE - 1) > _EPISODE).sum()) if len(at) else 0
 
@@ -496,7 +492,7 @@ def _recost(arrival_ns: Floats, host: HostColumns, late: LateRank) -> LateRank:
     """What the mean step would gain if all ranks of the host came earlier."""
     mine = list(host.columns)
     without = arrival_ns.copy()
-    rows: Flags = np.ones(len(without), np.bool_) if late.constant else late.late
+    rows: Bools = np.ones(len(without), np.bool_) if late.constant else late.late
     without[:, mine] -= np.where(rows, late.excess_ns, 0.0)[:, None]
     return replace(late, cost_ns=gain(arrival_ns, without))
 

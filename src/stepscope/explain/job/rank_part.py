@@ -25,15 +25,11 @@ from stepscope.step import intervals
 from stepscope.step.work import COMM_SPAN, DATA_LOADING, Work, rows_named, spans_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.explanation import RankExplanation, Steps
     from stepscope.records.rank import StepColumns
     from stepscope.step.arrays import Bools, Int64s
     from stepscope.step.intervals import Set
 
-    Flags = NDArray[np.bool_]
-    Ints = NDArray[np.int64]
 
 # One rank's steps, divided into its own time and waiting, so that ranks can be compared.
 #
@@ -179,7 +175,7 @@ def most_steps(world_size: int) -> int:
     return min(MOST_STEPS // FEWER, max(LEAST_KEPT, MOST_CELLS // world_size))
 
 
-def _ends_of_steps(log: LoggedCollectives, place: Ints, kept: Flags) -> Flags:
+def _ends_of_steps(log: LoggedCollectives, place: Int64s, kept: Bools) -> Bools:
     """The first and the last call of every step and group: where no call waits, lateness grows from
     one to the next, so these two show it."""
     rows = np.flatnonzero(kept)
@@ -187,19 +183,19 @@ def _ends_of_steps(log: LoggedCollectives, place: Ints, kept: Flags) -> Flags:
         return kept
     order = rows[np.lexsort((log.sequence[rows], log.group[rows], place[rows]))]
     other = (np.diff(place[order]) != 0) | (np.diff(log.group[order]) != 0)
-    ends: Flags = np.zeros(len(kept), np.bool_)
+    ends: Bools = np.zeros(len(kept), np.bool_)
     ends[order[np.append(True, other)]] = True
     ends[order[np.append(other, True)]] = True
     return ends
 
 
-def _with_calls(place: Ints, steps: int) -> Flags:
-    called: Flags = np.zeros(steps, np.bool_)
+def _with_calls(place: Int64s, steps: int) -> Bools:
+    called: Bools = np.zeros(steps, np.bool_)
     called[place] = True
     return called
 
 
-def _sampled(number: Ints, usable: Flags, calls: int, world_size: int) -> Flags:
+def _sampled(number: Int64s, usable: Bools, calls: int, world_size: int) -> Bools:
     """Short stretches of steps, spread evenly over the run by number alone: a rank that keeps fewer
     keeps some of those that the others keep."""
     most, count = most_steps(world_size), int(usable.sum())
@@ -207,11 +203,11 @@ def _sampled(number: Ints, usable: Flags, calls: int, world_size: int) -> Flags:
     place = (number // _SHORT_STRETCH * _GOLDEN) % 1.0
     while share < 1.0 and int((usable & (place < share)).sum()) > most:
         share *= 0.95
-    chosen: Flags = place < share
+    chosen: Bools = place < share
     return chosen
 
 
-def _step_of(created_ns: Ints, steps: StepColumns) -> Ints:
+def _step_of(created_ns: Int64s, steps: StepColumns) -> Int64s:
     """The place of the step in which each call was made, -1 between two steps."""
     if not len(steps):
         return np.full(len(created_ns), -1, np.int64)
@@ -220,11 +216,11 @@ def _step_of(created_ns: Ints, steps: StepColumns) -> Ints:
     after = np.searchsorted(ends, created_ns)
     place = order[np.minimum(after, len(ends) - 1)]
     began = steps.end_unix_ns[place] - steps.wall_ns[place] - _SLACK_NS
-    inside: Ints = np.where((after < len(ends)) & (created_ns >= began), place, -1)
+    inside: Int64s = np.where((after < len(ends)) & (created_ns >= began), place, -1)
     return inside
 
 
-def _thinned(number: Ints, wanted: Flags, most: int) -> Flags:
+def _thinned(number: Int64s, wanted: Bools, most: int) -> Bools:
     """Leave out whole stretches, by number alone, until at most `most` are left."""
     every = 1
     while int((wanted & _in_stretch(number, every)).sum()) > most:
@@ -232,8 +228,8 @@ def _thinned(number: Ints, wanted: Flags, most: int) -> Flags:
     return _in_stretch(number, every)
 
 
-def _in_stretch(number: Ints, every: int) -> Flags:
-    chosen: Flags = (number // _STRETCH) % every == 0
+def _in_stretch(number: Int64s, every: int) -> Bools:
+    chosen: Bools = (number // _STRETCH) % every == 0
     return chosen
 
 

@@ -26,8 +26,6 @@ from stepscope.records.memory import (
     PoolBytes,
 )
 
-# Memory against batch size: a straight line for each moment of the step, and what still fits.
-#
 # Parameters, gradients, optimizer state, buffers and casts of weights are fixed; activations,
 # temporaries of forward and backward, and the batch itself grow with the batch size. Another moment
 # may be highest at another batch size, so the peak is the highest line. The range covers what one

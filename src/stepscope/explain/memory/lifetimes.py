@@ -23,17 +23,21 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Int8 = NDArray[np.int8]
-    Int32 = NDArray[np.int32]
-    Int64 = NDArray[np.int64]
+    from stepscope.step.arrays import Int8s, Int32s, Int64s
 
-# Allocator events of a trace as lifetimes of blocks, and what each block was for.
-#
-# allocated in released is forward in backward activations forward before backward temporaries
-# forward after backward, or never other: the batch, outputs, the loss backward in the same backward
-# temporaries backward later, or never gradients the optimizer's step in it temporaries the
-# optimizer's step never optimizer before the window in zero_grad gradients before the window in
-# backward activations before the window elsewhere other before the window never see traced.py
+
+# allocated in            released                    is
+# forward                 in backward                 activations
+# forward                 before backward             temporaries
+# forward                 after backward, or never    other: the batch, outputs, the loss
+# backward                in the same backward        temporaries
+# backward                later, or never             gradients
+# the optimizer's step    in it                       temporaries
+# the optimizer's step    never                       optimizer
+# before the window       in zero_grad                gradients
+# before the window       in backward                 activations
+# before the window       elsewhere                   other
+# before the window       never                       see traced.py
 
 CPU = 0  # c10::DeviceType
 BACKWARD = "autograd::engine::evaluate_function"
@@ -61,14 +65,14 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     """Events of one device in order of time, each joined to its other end."""
 
     on_cpu: bool
-    time_ns: Int64
-    size_bytes: Int64  # negative for a release
-    allocated_bytes: Int64  # right after the event
-    reserved_bytes: Int64
-    host: Int32  # the innermost host event around it, or -1
-    phase: Int8
-    other_end: Int64  # row of its release, or of its allocation; -1 outside the window
-    category: Int8  # index into CATEGORIES
+    time_ns: Int64s
+    size_bytes: Int64s  # negative for a release
+    allocated_bytes: Int64s  # right after the event
+    reserved_bytes: Int64s
+    host: Int32s  # the innermost host event around it, or -1
+    phase: Int8s
+    other_end: Int64s  # row of its release, or of its allocation; -1 outside the window
+    category: Int8s  # index into CATEGORIES
     held_before: int  # bytes that the window begins with
     agrees: bool  # the allocator's own totals are the sums of the sizes
 
@@ -81,7 +85,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
         before = (self.size_bytes < 0) & (self.other_end < 0)
         return self.held_before + int(self.size_bytes[before].sum())
 
-    def levels(self) -> Int64:
+    def levels(self) -> Int64s:
         """Bytes by category right after every event, without what was held all along."""
         out = np.zeros((len(CATEGORIES), len(self)), np.int64)
         before = (self.size_bytes < 0) & (self.other_end < 0)
@@ -143,7 +147,7 @@ def _one_device(trace: Trace) -> NDArray[np.intp]:
     return chosen_rows
 
 
-def _pair(address: Int64, size: Int64) -> Int64:
+def _pair(address: Int64s, size: Int64s) -> Int64s:
     """Joins an allocation to the next event at its address, if that is a release."""
     order = np.argsort(address, kind="stable")
     first, second = order[:-1], order[1:]
@@ -154,7 +158,7 @@ def _pair(address: Int64, size: Int64) -> Int64:
     return out
 
 
-def _around(trace: Trace, thread: Int32, time_ns: Int64) -> Int32:
+def _around(trace: Trace, thread: Int32s, time_ns: Int64s) -> Int32s:
     """The innermost host event that each instant lies in."""
     host = trace.host
     around = np.full(len(time_ns), ABSENT, np.int32)
@@ -171,7 +175,7 @@ def _around(trace: Trace, thread: Int32, time_ns: Int64) -> Int32:
     return around
 
 
-def _phase_of_rows(trace: Trace, rows: Int32) -> Int8:
+def _phase_of_rows(trace: Trace, rows: Int32s) -> Int8s:
     host = trace.host
     annotated = host.kind != HostKind.PYTHON
     phase = np.zeros(len(rows), np.int8)
@@ -183,7 +187,7 @@ def _phase_of_rows(trace: Trace, rows: Int32) -> Int8:
     return phase
 
 
-def _categories(size: Int64, phase: Int8, other_end: Int64) -> Int8:
+def _categories(size: Int64s, phase: Int8s, other_end: Int64s) -> Int8s:
     """See the table at the top."""
     backward = phase == MemoryPhase.BACKWARD
     begins = backward & ~np.append(False, backward[:-1])
@@ -216,7 +220,7 @@ def _categories(size: Int64, phase: Int8, other_end: Int64) -> Int8:
 BINS = 200
 
 
-def thinned(time: Int64, level: Int64, bins: int = BINS) -> NDArray[np.intp]:
+def thinned(time: Int64s, level: Int64s, bins: int = BINS) -> NDArray[np.intp]:
     """Rows of the highest and the lowest point of every bin of time, in order; first and last."""
     if len(time) <= 2 * bins:
         return np.arange(len(time))
@@ -228,7 +232,7 @@ def thinned(time: Int64, level: Int64, bins: int = BINS) -> NDArray[np.intp]:
     return np.flatnonzero(np.bincount(chosen, minlength=len(time)))
 
 
-def step_timeline(lifetimes: Lifetimes, levels: Int64, peak: int, steps: Steps) -> MemoryTimeline:
+def step_timeline(lifetimes: Lifetimes, levels: Int64s, peak: int, steps: Steps) -> MemoryTimeline:
     """The step that contains the peak, or the whole window."""
     time = lifetimes.time_ns
     low, high, start, name = 0, len(time), int(time[0]), "the whole window"

@@ -20,7 +20,8 @@ from stepscope.trace.links import nearest, nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Rows = NDArray[np.intp]
+    from stepscope.step.arrays import Indices
+
 
 ATTENTION = "aten::scaled_dot_product_attention"
 _SOFTMAX = ("aten::softmax", "aten::_softmax")
@@ -137,7 +138,7 @@ def _split_passes(
     return trained or passes
 
 
-def _decode(trace: Trace, rows: Rows) -> tuple[ShapedCall, ...]:
+def _decode(trace: Trace, rows: Indices) -> tuple[ShapedCall, ...]:
     """Each distinct name with its shapes and types is read once."""
     host = trace.host
     columns = (column[rows].tolist() for column in (host.name, host.shapes, host.dtypes))
@@ -155,7 +156,7 @@ def _call(strings: tuple[str, ...], name: int, shapes: int, dtypes: int) -> Shap
     return ShapedCall(strings[name], tuple(dims), tuple(str(dtype) for dtype in types))
 
 
-def _cast_bytes(trace: Trace, rows: Rows) -> int:
+def _cast_bytes(trace: Trace, rows: Indices) -> int:
     """Weights that autocast copies to a narrower type for linear layers and convolutions.
 
     The copy is made inside the layer and has the shape of its weight or bias. Autograd keeps it,
@@ -208,7 +209,9 @@ def find_transformer(step: StepCalls) -> Transformer | None:
     attention = [call for call in step.calls if call.name == ATTENTION]
     fused = bool(attention)
     scores = attention or [
-        call for call in step.calls if call.name in _SOFTMAX and _is_square(call.dims(0))
+        call
+        for call in step.calls
+        if call.name in _SOFTMAX and len(dims := call.dims(0)) == 4 and dims[-1] == dims[-2]
     ]
     norms = [call for call in step.calls if call.name == "aten::layer_norm"]
     alike = all(call == scores[0] for call in scores)
@@ -249,10 +252,6 @@ def find_transformer(step: StepCalls) -> Transformer | None:
 def linear_elements(step: StepCalls) -> int:
     """Elements of the weights of linear layers, which autocast would cast."""
     return sum(int(np.prod(call.dims(1))) for call in step.calls if call.name == _LINEAR)
-
-
-def _is_square(dims: list[int]) -> bool:
-    return len(dims) == 4 and dims[-1] == dims[-2]
 
 
 def _feedforward(step: StepCalls, width: int, layers: int) -> tuple[int, bool] | None:

@@ -16,8 +16,6 @@ from stepscope.text.words import counted
 if TYPE_CHECKING:
     Sizes = tuple[int, int, int]
 
-# Arithmetic on bytes: what a rank holds at each ZeRO stage, what a transformer keeps for backward.
-#
 # Pure functions. Sizes are bytes; P is the number of ranks that share.
 #
 # ZeRO divides optimizer state (stage 1), gradients too (2), parameters too (3). With mixed-

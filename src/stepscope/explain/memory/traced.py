@@ -39,12 +39,9 @@ from stepscope.trace.links import nearest, nearest_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Int64 = NDArray[np.int64]
-    Int32 = NDArray[np.int32]
-    Rows = NDArray[np.intp]
+    from stepscope.step.arrays import Int32s, Int64s
 
-# Memory from a trace's allocator events alone: a step's timeline, its peak, its categories.
-#
+
 # Memory held from before the window is divided only if gradients come and go: every trained
 # parameter has a gradient of its size, and the optimizer's name says what it keeps for each. What
 # is not known is "other", and a note says so.
@@ -117,7 +114,7 @@ def memory_of_trace(trace: Trace, steps: Steps) -> TracedMemory | None:
 
 
 def _held_before(
-    trace: Trace, lifetimes: Lifetimes, levels: Int64
+    trace: Trace, lifetimes: Lifetimes, levels: Int64s
 ) -> tuple[NDArray[np.int64], list[str]]:
     """What was held all along, by category."""
     held = np.zeros(len(CATEGORIES), np.int64)
@@ -156,7 +153,7 @@ def optimizer_name(trace: Trace) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _categories(peak: Int64, kept: NDArray[np.int64], levels: Int64) -> Categories:
+def _categories(peak: Int64s, kept: NDArray[np.int64], levels: Int64s) -> Categories:
     """At the peak; a category that the trace never shows is unknown."""
     known = (kept != 0) | levels.any(axis=1)
     known[_ALWAYS_KNOWN] = True
@@ -236,7 +233,7 @@ def modules_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[ModuleByte
     )
 
 
-def _operators(trace: Trace, rows: Int32) -> Int32:
+def _operators(trace: Trace, rows: Int32s) -> Int32s:
     """The outermost operator around each row: aten::linear rather than aten::empty."""
     host = trace.host
     operator = host.kind == HostKind.OPERATOR
@@ -245,18 +242,18 @@ def _operators(trace: Trace, rows: Int32) -> Int32:
     return nearest_of(host, operator & ~below, rows)
 
 
-def _user_frames(trace: Trace, rows: Int32) -> Int32:
+def _user_frames(trace: Trace, rows: Int32s) -> Int32s:
     host = trace.host
     forward = _looked_up(host.forward_of, nearest_of(host, host.forward_of >= 0, rows))
     own = user_frames(trace, rows)
     return np.where(own >= 0, own, user_frames(trace, forward))
 
 
-def _names(trace: Trace, rows: Int32) -> Int32:
+def _names(trace: Trace, rows: Int32s) -> Int32s:
     return _looked_up(trace.host.name, rows)
 
 
-def _looked_up(column: Int32, rows: Int32) -> Int32:
+def _looked_up(column: Int32s, rows: Int32s) -> Int32s:
     """The column at these rows; -1 stays -1."""
     out = np.full(len(rows), -1, np.int32)
     known = rows >= 0
@@ -265,7 +262,7 @@ def _looked_up(column: Int32, rows: Int32) -> Int32:
 
 
 def _grouped(
-    first: Int32, second: Int32, third: NDArray[np.int8], sizes: Int64
+    first: Int32s, second: Int32s, third: NDArray[np.int8], sizes: Int64s
 ) -> list[tuple[tuple[int, int, int], tuple[int, int]]]:
     """(codes, (bytes, blocks)) of every distinct triple, largest first."""
     sample, inverse, count = group(first, second, third)

@@ -31,7 +31,7 @@ def find_strategies(
 ) -> tuple[RankStrategy, ...]:
     """The strategies of one rank; empty if it communicates with no other.
 
-    `rows` are the host events that made the calls (see collective_calls.py).
+    `rows` are the host events that made the calls (see collectives.py).
     """
     if not len(calls):
         return ()

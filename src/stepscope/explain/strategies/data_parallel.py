@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from stepscope.explain.strategies.evidence import Bools, Int64
     from stepscope.step.intervals import Set
 
-# Data parallelism: gradients summed in buckets while backward runs; why some time is exposed.
-#
 # DDP is known from its annotation or from the capture; a bare trace shows it as all-reduces that
 # backward calls. Buckets are distinguished by their place in the step.
 

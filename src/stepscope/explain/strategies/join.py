@@ -40,8 +40,6 @@ from stepscope.records.strategies import (
 if TYPE_CHECKING:
     Parts = Sequence[tuple[int, tuple[RankStrategy, ...]]]
 
-# Joins the strategies of all ranks: means over ranks, late ranks, stages in order.
-
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 _ALIKE = 1.05  # stages whose compute differs less are balanced

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.rank import StepFlags
 
-# Where a rank's share of the command's wall time went, to the nanosecond.
-#
 # Steps follow each other: each begins where the one before ended. What lies before the first batch
 # is start-up, what follows the last step is shut-down, and a gap between two steps is time that
 # capture took for itself. Everything else is inside a step, and there each nanosecond belongs to

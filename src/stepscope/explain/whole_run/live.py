@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.rank import StepColumns
 from stepscope.records.run import LiveRank, LiveRun, LiveStatus, RankRun, RunTimes
+from stepscope.step.statistics import lower_median
 from stepscope.text.figures import factor, long_duration
 from stepscope.text.words import counted
 from stepscope.trace.run_folder.run_state import exit_code_words, was_killed
@@ -336,4 +336,4 @@ def _steady_steps(rank: LiveRank) -> int:
 
 def _usual_ms(ranks: Sequence[LiveRank], phase: str) -> float:
     """The lower median: of two ranks, the faster one's."""
-    return median_low(rank.phases_ms.get(phase, 0.0) for rank in ranks)
+    return lower_median([rank.phases_ms.get(phase, 0.0) for rank in ranks])

@@ -14,12 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.whole_run.stall_stacks import (
-    TYPICAL,
-    is_library_frame,
-    kinds_of_steps,
-    line_of,
-)
+from stepscope.explain.host_calls import is_library_frame
+from stepscope.explain.whole_run.stall_stacks import TYPICAL, kinds_of_steps, line_of
 from stepscope.records.run import (
     STALL_CAUSES,
     WITHOUT_GRADIENTS,

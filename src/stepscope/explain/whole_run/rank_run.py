@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from statistics import median_low
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -35,22 +34,18 @@ from stepscope.records.run import (
     StepTimes,
 )
 from stepscope.step.graph import QUEUE_DEPTH
-from stepscope.step.statistics import mean_interval, median
+from stepscope.step.statistics import lower_median, mean_interval, median, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.rank import Ints
+    from stepscope.step.arrays import Bools, Floats
 
-    Floats = NDArray[np.float64]
-    StepFlags = NDArray[np.bool_]
-
-# One rank's run, from every step that it took.
 
 _MOST_NUMBERS = 10
 _NEARLY_ALL = 0.9
 _REMAINDERS = 0.1  # of a cause's cost, in steps that have less than half of what is usual for it
-_OF_NORMAL = 1.4826
 _PHASE_CAUSES: dict[StallCause, str] = {
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",
@@ -116,17 +111,17 @@ def sum_up_run(
     return run, float(steps.step_ns[steady].mean()) / 1e6 if steady.any() else None
 
 
-def _chosen(column: NDArray[np.int64] | None, steady: StepFlags) -> NDArray[np.int64] | None:
+def _chosen(column: NDArray[np.int64] | None, steady: Bools) -> NDArray[np.int64] | None:
     return None if column is None else column[steady]
 
 
 def _floats(
-    waits: Mapping[StallCause, NDArray[np.int64]], steady: StepFlags
+    waits: Mapping[StallCause, NDArray[np.int64]], steady: Bools
 ) -> dict[StallCause, Floats]:
     return {cause: column[steady].astype(np.float64) for cause, column in waits.items()}
 
 
-def _measured_waits(steps: StepColumns, steady: StepFlags) -> dict[StallCause, Floats]:
+def _measured_waits(steps: StepColumns, steady: Bools) -> dict[StallCause, Floats]:
     """What each cause measured in each steady step, without the time between epochs."""
     between = _between_epochs(steps)
     waits: dict[StallCause, Floats] = {}
@@ -170,7 +165,6 @@ def _between_epochs(steps: StepColumns) -> dict[StallCause, NDArray[np.int64]]:
 def _step_times(step_ns: Floats, level: Floats, split: StallSplit) -> StepTimes:
     low, high = mean_interval(step_ns)
     calm = (step_ns / np.maximum(level, 1.0))[~split.stalled]
-    spread = float(np.median(np.abs(calm - np.median(calm)))) if len(calm) else 0.0
     return StepTimes(
         steps=len(step_ns),
         mean_ms=split.mean_ns / 1e6,
@@ -180,11 +174,11 @@ def _step_times(step_ns: Floats, level: Floats, split: StallSplit) -> StepTimes:
         typical_ms=split.typical_ns / 1e6,
         p99_ms=float(np.quantile(step_ns, 0.99)) / 1e6,
         longest_ms=float(step_ns.max()) / 1e6,
-        variation=_OF_NORMAL * spread,
+        variation=spread(calm),
     )
 
 
-def _list_stalls(steps: StepColumns, steady: StepFlags, split: StallSplit) -> tuple[Stall, ...]:
+def _list_stalls(steps: StepColumns, steady: Bools, split: StallSplit) -> tuple[Stall, ...]:
     """The costliest first. Evaluation and checkpoints between epochs are no part of a step, but
     cost time all the same."""
     count = int(steady.sum())
@@ -235,7 +229,7 @@ def _stalled_places(excess: Floats) -> NDArray[np.intp]:
     return np.sort(rising[~remainder & (excess[rising] > 0)])
 
 
-def _series(steps: StepColumns, steady: StepFlags, warm_up: int, split: StallSplit) -> StepSeries:
+def _series(steps: StepColumns, steady: Bools, warm_up: int, split: StallSplit) -> StepSeries:
     cause = np.full(len(steps), -1, np.int8)
     cause[steady] = split.main_cause
     unknown = np.zeros(len(steps))
@@ -258,7 +252,7 @@ def _series(steps: StepColumns, steady: StepFlags, warm_up: int, split: StallSpl
 
 
 def add_causes(
-    changes: tuple[LevelChange, ...], steps: StepColumns, steady: StepFlags
+    changes: tuple[LevelChange, ...], steps: StepColumns, steady: Bools
 ) -> tuple[LevelChange, ...]:
     """The same changes, each with what grew between the level before and its own."""
     numbers = steps.number[steady]
@@ -271,7 +265,7 @@ def add_causes(
     )
 
 
-def _parts_ms(steps: StepColumns, steady: StepFlags, level: slice) -> dict[str, float]:
+def _parts_ms(steps: StepColumns, steady: Bools, level: slice) -> dict[str, float]:
     """Phases of a typical step. Waits for a core are read now and then, so only their mean says
     how long they are."""
     parts = {
@@ -388,7 +382,7 @@ def _thin(times: Ints) -> Ints:
     return times[:: 1 + (len(times) - 1) // _MOST_TIMES]
 
 
-def _mean_wait(data_ns: Ints | None, steady: StepFlags, calm: StepFlags) -> int | None:
+def _mean_wait(data_ns: Ints | None, steady: Bools, calm: Bools) -> int | None:
     """None without a data loader. Where a step stalled, its calm neighbours say what it would have
     waited: stalls may be common where waits are long."""
     if data_ns is None or not calm.any():
@@ -397,7 +391,7 @@ def _mean_wait(data_ns: Ints | None, steady: StepFlags, calm: StepFlags) -> int 
     return round(float(np.interp(np.flatnonzero(steady), places, data_ns[places]).mean()))
 
 
-def _median_phases(steps: StepColumns, chosen: StepFlags) -> dict[str, int]:
+def _median_phases(steps: StepColumns, chosen: Bools) -> dict[str, int]:
     if not chosen.any():
         return {}
     return {
@@ -407,7 +401,7 @@ def _median_phases(steps: StepColumns, chosen: StepFlags) -> dict[str, int]:
     }
 
 
-def _ran_ahead(steps: StepColumns, steady: StepFlags) -> StepFlags:
+def _ran_ahead(steps: StepColumns, steady: Bools) -> Bools:
     """Steps that the host was through with before the device: nothing held it up. The queue of
     launches fills up in a run of them, so most steps of a device-bound training are not such; the
     first ones and those after the window are."""
@@ -415,7 +409,7 @@ def _ran_ahead(steps: StepColumns, steady: StepFlags) -> StepFlags:
         return np.zeros(len(steps), np.bool_)
     ahead = steady & (steps.wall_ns < _AHEAD * steps.device_ns)
     least = steps.wall_ns[ahead].min() if ahead.any() else 0
-    free: StepFlags = ahead & (steps.wall_ns < _FREELY * least)
+    free: Bools = ahead & (steps.wall_ns < _FREELY * least)
     return free
 
 
@@ -472,7 +466,7 @@ def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
 def _typical(steps: list[HostStepTimes]) -> list[HostStepTimes]:
     """Without those that were stopped far more or less often: they have more passes or fewer, as
     every fifth step has in which a generator trains too."""
-    usual = median_low(step.stops for step in steps) if steps else 0
+    usual = lower_median([step.stops for step in steps]) if steps else 0
     return [step for step in steps if abs(step.stops - usual) <= _OTHER_STOPS * usual]
 
 
@@ -502,7 +496,7 @@ def plain_phases_ns(steps: StepColumns) -> dict[str, int]:
 
 
 def _phase_ns(
-    steps: StepColumns, phase: str, free: StepFlags, plain: StepFlags, own: Sequence[HostStepTimes]
+    steps: StepColumns, phase: str, free: Bools, plain: Bools, own: Sequence[HostStepTimes]
 ) -> float:
     column = steps.phases_ns.get(phase, np.zeros(len(steps), np.int64))
     own_ns = [float(getattr(step, f"{phase}_ns")) for step in own] if phase in _PHASES else []
@@ -510,7 +504,7 @@ def _phase_ns(
     return min((float(np.quantile(kind, _DISTURBED)) for kind in kinds if len(kind)), default=0.0)
 
 
-def _free(steps: StepColumns, launches: int) -> StepFlags:
+def _free(steps: StepColumns, launches: int) -> Bools:
     """Steps of the host that ended before the queue was full. The first ones after our own work
     run with cold caches and clear up after it: they count only if there are too few others, and
     those that nearly filled the queue only if there are still too few."""
@@ -523,7 +517,7 @@ def _free(steps: StepColumns, launches: int) -> StepFlags:
     return steps.plain & first & (ahead < _FULL_AFTER_EMPTY * QUEUE_DEPTH)
 
 
-def _after_ours(steps: StepColumns) -> StepFlags:
+def _after_ours(steps: StepColumns) -> Bools:
     """Plain steps right after a window or a step of ours: they begin with an empty queue."""
     ours = steps.window | steps.memory
     after = np.zeros(len(steps), np.bool_)
@@ -531,7 +525,7 @@ def _after_ours(steps: StepColumns) -> StepFlags:
     return after & steps.plain
 
 
-def _launches_ahead(steps: StepColumns, first: StepFlags, launches: int) -> Floats:
+def _launches_ahead(steps: StepColumns, first: Bools, launches: int) -> Floats:
     """How many launches wait in the queue when the host ends a step; infinite where not known."""
     ahead = np.full(len(steps), np.inf)
     if steps.device_ns is None:

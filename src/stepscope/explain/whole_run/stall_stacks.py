@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.host_calls import is_library
+from stepscope.explain.host_calls import is_library_frame
 from stepscope.records.run import STALL_CAUSES, LevelChange, RankRun, StallCause, StepSeries
 from stepscope.records.source_lines import (
     LineDifference,
@@ -26,10 +26,9 @@ from stepscope.records.source_lines import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
+    from stepscope.step.arrays import Int64s
 
-# Which lines run in stalled steps more often than in typical ones.
-#
+
 # The sampler looks at round times of the clock, so a line's share of the samples in some steps is
 # its share of their time: with their mean length it becomes a time per step. (Samples per step
 # would not do: the sampler looks more closely early in a run.) What a line takes longer in stalled
@@ -48,8 +47,8 @@ _LEFT_OUT = -2  # warm-up, windows, steps that were not seen
 class StackCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of each stack in the steps that stalled for one cause, and in typical ones."""
 
-    stalled: Ints
-    typical: Ints
+    stalled: Int64s
+    typical: Int64s
     stalled_steps: int
     typical_steps: int
     stalled_ms: float  # the mean of these steps
@@ -193,7 +192,7 @@ def kinds_of_steps(series: StepSeries) -> NDArray[np.int64]:
     return kinds
 
 
-def _count(samples: StackSamples, chosen: NDArray[np.bool_]) -> Ints:
+def _count(samples: StackSamples, chosen: NDArray[np.bool_]) -> Int64s:
     return np.bincount(samples.stack[chosen], minlength=len(samples.stacks))
 
 
@@ -211,10 +210,6 @@ def _take_more(counts: StackCounts, rows: list[int]) -> float:
 def line_of(frames: tuple[Place, ...]) -> Place:
     own = (frame for frame in reversed(frames) if not is_library_frame(frame))
     return next(own, frames[-1])
-
-
-def is_library_frame(frame: Place) -> bool:
-    return is_library(f"{frame.file}({frame.line}): {frame.function}")
 
 
 # What stalled steps run longer, in milliseconds: stacks of all ranks together, and their lines.

@@ -12,18 +12,15 @@ import msgspec
 import numpy as np
 
 from stepscope.records.run import STALL_CAUSES, StallCause
+from stepscope.step.statistics import block_medians, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.records.rank import Ints, StepColumns
+    from stepscope.step.arrays import Bools, Floats, Int64s
 
-    Floats = NDArray[np.float64]
-    StepNumbers = NDArray[np.int64]
-    StepFlags = NDArray[np.bool_]
 
-# Which steps took longer than a typical one, by how much, and what they waited for.
-#
 # A step's level is what a typical step takes there (step_levels.py). Pauses that were measured are
 # taken off first: evaluation, checkpoints, compilation and garbage collection wherever they last
 # longer than a tenth of the typical step; waits for data or other ranks where they also stand out
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 
 LEAST_EXCESS = 0.10  # over the typical step
 _STALL_DEVIATIONS = 5.0  # of the noise of steps that are no stalls
-_OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _ROUNDS = 3
 _SHORT_WAITS = 0.25  # quantile: at least every fourth step waits no longer
 _STRETCH = 8  # parts of a run; what waits last for most of one is a level, no stalls
@@ -67,7 +63,7 @@ class StallSplit(msgspec.Struct, frozen=True, kw_only=True):
 
     mean_ns: float
     typical_ns: float
-    stalled: StepFlags
+    stalled: Bools
     excess_ns: dict[StallCause, Floats]  # of each step; a cause without any is not in it
 
     @property
@@ -158,7 +154,7 @@ def _short_on_either_side(wait: Floats, length: int) -> Floats:
     )
 
 
-def find_stalled(step_ns: Floats, level: Floats) -> StepFlags:
+def find_stalled(step_ns: Floats, level: Floats) -> Bools:
     """The noise is that of the steps that are no stalls, so it is found in a few rounds."""
     beyond = step_ns / np.maximum(level, 1.0) - 1.0
     stalled = np.zeros(len(beyond), np.bool_)
@@ -166,7 +162,7 @@ def find_stalled(step_ns: Floats, level: Floats) -> StepFlags:
         calm = beyond[~stalled]
         if not len(calm):
             break
-        stalled = beyond > max(LEAST_EXCESS, _STALL_DEVIATIONS * _noise(calm))
+        stalled = beyond > max(LEAST_EXCESS, _STALL_DEVIATIONS * spread(calm))
     return stalled
 
 
@@ -186,18 +182,12 @@ def _measured_pauses(
         least = LEAST_EXCESS * level
         if cause in _WAITS:
             usual = rest - np.minimum(wait, rest) if hidden else wait[wait <= np.median(wait)]
-            least = np.maximum(least, _STALL_DEVIATIONS * _noise(usual))
+            least = np.maximum(least, _STALL_DEVIATIONS * spread(usual))
         most = np.minimum(left, longer) if cause == "collective" else left
         pauses[cause] = np.where(wait > least, np.minimum(most, wait), 0.0)
         left = left - pauses[cause]
         rest = rest - pauses[cause]
     return pauses
-
-
-def _noise(values: Floats) -> float:
-    if not len(values):
-        return 0.0
-    return _OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
 
 
 def _divide(excess: Floats, beyond: Mapping[StallCause, Floats]) -> dict[StallCause, Floats]:
@@ -217,7 +207,7 @@ def _beyond_short(wait: Floats) -> Floats:
     return np.maximum(wait - short_waits(wait), 0.0) if len(wait) else wait
 
 
-def _beyond_typical(wait: Floats, stalled: StepFlags) -> Floats:
+def _beyond_typical(wait: Floats, stalled: Bools) -> Floats:
     calm = wait[~stalled]
     typical = float(np.median(calm)) if len(calm) else 0.0
     return np.maximum(wait - typical, 0.0)
@@ -246,12 +236,9 @@ _FEWEST_SINGLE = 8  # steps that show anything
 _LONGEST = 0.25  # of the run
 _FAR, _LEAST = 3.5, 0.005
 _LEAST_SINGLE = (0.1, 2.0)  # the latter also before a slow spell
-_DEVIATION_PER_MAD = (
-    1.4826  # standard deviation of a normal distribution over its median absolute one
-)
 
 
-def find_steady(steps: StepColumns) -> tuple[StepFlags, int]:
+def find_steady(steps: StepColumns) -> tuple[Bools, int]:
     """Which steps count, and how many of the first ones are warm-up."""
     plain = steps.plain & _have_passes(steps)
     places = np.flatnonzero(plain)
@@ -265,16 +252,16 @@ def find_steady(steps: StepColumns) -> tuple[StepFlags, int]:
     return (undisturbed if enough else steady), first
 
 
-def _have_passes(steps: StepColumns) -> StepFlags:
+def _have_passes(steps: StepColumns) -> Bools:
     """Which steps have a backward pass; all, where most seem to have none."""
     backward = steps.phases_ns.get("backward")
     if backward is None or not np.median(backward):
         return np.ones(len(steps), np.bool_)
-    passes: StepFlags = backward > 0
+    passes: Bools = backward > 0
     return passes
 
 
-def _follows_ours(steps: StepColumns) -> StepFlags:
+def _follows_ours(steps: StepColumns) -> Bools:
     """Whether the step before was the last of a window, or one that measured something else."""
     ours = steps.window | steps.memory
     after = np.zeros(len(steps), np.bool_)
@@ -289,24 +276,16 @@ def warm_up(steps: Floats) -> int:
     single = max(_slow_beginning(steps, least) for least in _LEAST_SINGLE)
     if len(steps) < FEWEST:
         return single
-    return max(single, GROUP * _slow_beginning(group_medians(steps), _LEAST))
+    return max(single, GROUP * _slow_beginning(block_medians(steps, GROUP), _LEAST))
 
 
 def _slow_beginning(times: Floats, least: float) -> int:
     """How many of the first ones lie far above the second half."""
     later = times[len(times) // 2 :]
     middle = float(np.median(later))
-    deviation = _DEVIATION_PER_MAD * float(np.median(np.abs(later - middle)))
-    calm = times - middle <= max(_FAR * deviation, least * middle)
+    calm = times - middle <= max(_FAR * spread(later), least * middle)
     first = int(calm.argmax())
     return first if first <= _LONGEST * len(times) else 0
-
-
-def group_medians(steps: Floats) -> Floats:
-    """Of each five steps."""
-    whole = len(steps) // GROUP * GROUP
-    medians: Floats = np.median(steps[:whole].reshape(-1, GROUP), axis=1)
-    return medians
 
 
 def _count_compiling(compile_ns: Ints | None, places: NDArray[np.intp]) -> int:
@@ -342,14 +321,14 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     share: float
 
 
-def find_period(numbers: StepNumbers) -> Period | None:
+def find_period(numbers: Int64s) -> Period | None:
     """The period of most stalls, if it and other periods explain most of them. `numbers` are the
     stalled steps', in order."""
     periods = find_periods(numbers)
     return periods[0] if sum(period.share for period in periods) >= _OFTEN else None
 
 
-def find_periods(numbers: StepNumbers) -> tuple[Period, ...]:
+def find_periods(numbers: Int64s) -> tuple[Period, ...]:
     """One for the distances of stalls as they follow each other, else one for each comb."""
     starts = _burst_starts(numbers)
     if len(starts) < _FEWEST:
@@ -364,14 +343,14 @@ def find_periods(numbers: StepNumbers) -> tuple[Period, ...]:
     return combs
 
 
-def _burst_starts(numbers: StepNumbers) -> StepNumbers:
+def _burst_starts(numbers: Int64s) -> Int64s:
     if not len(numbers):
         return numbers
-    starts: StepNumbers = numbers[np.concatenate(([True], np.diff(numbers) > 1))]
+    starts: Int64s = numbers[np.concatenate(([True], np.diff(numbers) > 1))]
     return starts
 
 
-def _from_distances(starts: StepNumbers) -> Period | None:
+def _from_distances(starts: Int64s) -> Period | None:
     """The commonest distance, where most distances are it or a multiple: a stall may be missing,
     as the profiler ran or as it was short."""
     gaps = np.diff(starts)
@@ -386,7 +365,7 @@ def _from_distances(starts: StepNumbers) -> Period | None:
     return Period(steps=exact, share=share)
 
 
-def _by_chance(gaps: StepNumbers, direct: StepFlags, steps: int) -> bool:
+def _by_chance(gaps: Int64s, direct: Bools, steps: int) -> bool:
     """Whether stalls at random places would have so many equal distances: more than a binomial's
     tail allows, with the probability of that distance at this rate of stalls."""
     rate = min(0.5, 1 / float(gaps.mean()))
@@ -403,7 +382,7 @@ def _by_chance(gaps: StepNumbers, direct: StepFlags, steps: int) -> bool:
     return len(gaps) * distance < -math.log(_BY_CHANCE)
 
 
-def _from_combs(starts: StepNumbers) -> tuple[Period, ...]:
+def _from_combs(starts: Int64s) -> tuple[Period, ...]:
     """Take away the comb that holds most stalls, then look at the rest."""
     periods: list[Period] = []
     rest = starts
@@ -418,7 +397,7 @@ def _from_combs(starts: StepNumbers) -> tuple[Period, ...]:
     return tuple(periods)
 
 
-def _candidates(starts: StepNumbers) -> list[int]:
+def _candidates(starts: Int64s) -> list[int]:
     """The commonest distances between stalls with at most three others between them."""
     reach = min(4, len(starts) - 1)
     gaps = np.concatenate([starts[lag:] - starts[:-lag] for lag in range(1, reach + 1)])
@@ -426,7 +405,7 @@ def _candidates(starts: StepNumbers) -> list[int]:
     return [int(distances[i]) for i in np.argsort(-counts, kind="stable")[:_MOST_CANDIDATES]]
 
 
-def _on_comb(starts: StepNumbers, steps: int) -> StepFlags:
+def _on_comb(starts: Int64s, steps: int) -> Bools:
     """The stalls on the fullest comb of this period; none where too few of its steps stalled."""
     jitter = _jitter(steps)
     phases = starts % steps
@@ -434,20 +413,20 @@ def _on_comb(starts: StepNumbers, steps: int) -> StepFlags:
     near = sum((np.roll(counts, shift) for shift in range(-jitter, jitter + 1)), np.zeros(steps))
     phase = int(np.argmax(near))
     off = (phases - phase + steps // 2) % steps - steps // 2
-    comb: StepFlags = np.abs(off) <= jitter
+    comb: Bools = np.abs(off) <= jitter
     slots = (int(starts[comb][-1]) - int(starts[comb][0])) / steps + 1
     crowded = (2 * jitter + 1) * len(starts) / max(1, int(starts[-1] - starts[0]))
     full = comb.sum() >= max(_FEWEST, _FILLED * slots) and crowded < 0.5 * _FILLED
     return comb if full else np.zeros(len(starts), np.bool_)
 
 
-def _is_filled(starts: StepNumbers, steps: int, least: float) -> bool:
+def _is_filled(starts: Int64s, steps: int, least: float) -> bool:
     """Whether so many of the steps at this distance stalled. Where not nearly all did, two periods
     may have it in common: 50 and 75 are multiples of 25."""
     return len(starts) >= least * ((int(starts[-1]) - int(starts[0])) / steps + 1)
 
 
-def _commonest(gaps: StepNumbers) -> int:
+def _commonest(gaps: Int64s) -> int:
     """The distance that most others equal, or miss by one step; of several, the exact one."""
     distances, counts = np.unique(gaps, return_counts=True)
     commonest = int(distances[np.argmax(counts)])

@@ -15,13 +15,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.run import InputEffect, LevelChange, Trend
+from stepscope.step.statistics import block_medians, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
+    from stepscope.step.arrays import Floats, Int64s
+
 
 # What each step should have taken, by its inputs, its level and the drift: stalls are judged
 # against it, so a long batch, a new level or a slow growth makes no stalls.
@@ -36,7 +36,7 @@ class StepLevels(msgspec.Struct, frozen=True, kw_only=True):
     inputs: InputEffect | None
 
 
-def _explain(step_ns: Floats, elements: Ints | None) -> tuple[InputEffect | None, Floats]:
+def _explain(step_ns: Floats, elements: Int64s | None) -> tuple[InputEffect | None, Floats]:
     """What inputs explain, and each step's time by them over that of the median batch."""
     if elements is None or not len(step_ns):
         return None, np.ones(len(step_ns))
@@ -46,9 +46,9 @@ def _explain(step_ns: Floats, elements: Ints | None) -> tuple[InputEffect | None
 
 def find_step_levels(
     step_ns: Floats,
-    numbers: Ints,
-    elements: Ints | None = None,
-    allocated_bytes: Ints | None = None,
+    numbers: Int64s,
+    elements: Int64s | None = None,
+    allocated_bytes: Int64s | None = None,
 ) -> StepLevels:
     """Of the steady steps. Changes and drift are those that inputs do not explain."""
     inputs, expected = _explain(step_ns, elements)
@@ -72,10 +72,10 @@ def find_step_levels(
 #
 # Steps are put into blocks, each with the median of its logarithms, so that stalls do not count.
 # Many stretches of the run are cut where the means of their two sides differ most, measured in
-# standard errors (block_medians.py says how large those are). The clearest cut counts, then the
+# standard errors (by block medians). The clearest cut counts, then the
 # clearest that is left. A cut must stand out from chance over all places that were tried, change
 # the step by at least 3%, and be abrupt: where a straight line fits the blocks around it better,
-# steps drift (trends.py). The exact step, and the interval that holds it, come from the steps
+# steps drift (see below). The exact step, and the interval that holds it, come from the steps
 # themselves.
 
 _MOST_BLOCKS = 800
@@ -100,7 +100,7 @@ class _Cut(NamedTuple):
     score: float  # standard errors between the two sides
 
 
-def find_level_changes(step_ns: Floats, numbers: Ints) -> tuple[LevelChange, ...]:
+def find_level_changes(step_ns: Floats, numbers: Int64s) -> tuple[LevelChange, ...]:
     """In the order of time; none in runs too short to tell. `numbers` are the steps'."""
     size = _block_size(len(step_ns))
     logs = np.log(np.maximum(step_ns, 1.0))
@@ -123,10 +123,10 @@ def find_level_changes(step_ns: Floats, numbers: Ints) -> tuple[LevelChange, ...
 
 
 def typical_levels(
-    step_ns: Floats, numbers: Ints, changes: tuple[LevelChange, ...], per_step: float = 0.0
+    step_ns: Floats, numbers: Int64s, changes: tuple[LevelChange, ...], per_step: float = 0.0
 ) -> Floats:
     """Each step's typical time: the median of the stretch that it lies in. `per_step` is how much
-    longer than the one before each step is (trends.py)."""
+    longer than the one before each step is."""
     drift = per_step * np.arange(len(step_ns))
     level: Floats = step_ns - drift
     for start, end in itertools.pairwise([0, *change_places(numbers, changes), len(step_ns)]):
@@ -136,7 +136,7 @@ def typical_levels(
     return level
 
 
-def change_places(numbers: Ints, changes: tuple[LevelChange, ...]) -> list[int]:
+def change_places(numbers: Int64s, changes: tuple[LevelChange, ...]) -> list[int]:
     """Where each new level begins among these steps."""
     places: list[int] = np.searchsorted(numbers, [change.step for change in changes]).tolist()
     return places
@@ -225,7 +225,7 @@ def _move_to_best(blocks: Floats, cuts: list[int], noise: float) -> list[int]:
 
 
 def _locate(
-    logs: Floats, numbers: Ints, edges: tuple[int, int, int], noise: float
+    logs: Floats, numbers: Int64s, edges: tuple[int, int, int], noise: float
 ) -> LevelChange | None:
     """The likeliest step for the change, and the interval of likely ones. None where the steps
     themselves change too little, or stay off together for so long that chance may have made it."""
@@ -298,19 +298,10 @@ class _Fit(msgspec.Struct, frozen=True, kw_only=True):
     error: float  # of the line's slope
 
 
-def find_input_effect(step_ns: Floats, elements: Floats) -> InputEffect | None:
-    """None where the elements explain little. `elements` is 0 where it is not known."""
-    return explain_by_inputs(step_ns, elements)[0]
-
-
-def expected_by_inputs(step_ns: Floats, elements: Floats) -> Floats:
-    """What a step with such a batch takes; the median where elements explain nothing or are not
-    known. Steps that are long because their batch is long are no stalls."""
-    return explain_by_inputs(step_ns, elements)[1]
-
-
 def explain_by_inputs(step_ns: Floats, elements: Floats) -> tuple[InputEffect | None, Floats]:
-    """Both at once: the line is drawn once."""
+    """Where elements explain the step: how. And what a step with such a batch takes: the median
+    where elements explain nothing or are not known (0). Steps that are long because their batch is
+    long are no stalls."""
     fit = _fit(step_ns, elements)
     expected = np.full(len(step_ns), float(np.median(step_ns)) if len(step_ns) else 0.0)
     if fit is None:
@@ -429,7 +420,7 @@ def _polynomial(powers: Floats, x: Floats) -> Floats:
 # Steps that grow with time: the median slope between distant steps (Theil and Sen), tested by how
 # often later steps are longer than earlier ones (Mann and Kendall). Spikes hardly move either.
 #
-# Steps are compared within one level only (level_changes.py): a change of level is no drift. Where
+# Steps are compared within one level only: a change of level is no drift. Where
 # neighbouring blocks are slow together, the test and the interval are that much wider.
 
 _BLOCKS = 120
@@ -553,19 +544,12 @@ def _off_line(time: Floats, values: Floats) -> Floats:
 # processor is warm. Noise that is counted step by step would be too small then, so it is measured
 # at several lengths, and the largest counts.
 
-OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
+
 MEDIAN_COST = 1.2533  # a median varies by so much more than a mean
 _FEWEST_DIFFERENCES = 25  # so that a few changes of level do not count as noise
 _MOST_STEPS_FOR_NOISE = 100_000  # that the noise of single steps is taken from
 _REACH = 2  # blocks on each side that say where a block may lie
 _LEAST_NOISE = 1e-4  # no clock sees less in a step
-
-
-def block_medians(values: Floats, size: int) -> Floats:
-    """One median per block; the rest at the end that fills no block is left out."""
-    whole = len(values) // size * size
-    medians: Floats = np.median(values[:whole].reshape(-1, size), axis=1)
-    return medians
 
 
 def without_outliers(blocks: Floats, noise: float) -> Floats:
@@ -591,13 +575,6 @@ def staying_power(residuals: Floats, noise: float) -> float:
     correlation = (correlation + 3 / len(off)) / (1 - min(0.3, 4 / len(off)))
     correlation = min(max(correlation, 0.0), 0.98)
     return (1 + correlation) / (1 - correlation)
-
-
-def spread(values: Floats) -> float:
-    """Robust standard deviation."""
-    if not len(values):
-        return 0.0
-    return OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
 
 
 def block_noise(blocks: Floats, size: int, one_step: float) -> float:

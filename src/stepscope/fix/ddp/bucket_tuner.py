@@ -22,7 +22,7 @@ from stepscope.fix.ddp.exchange_timeline import (
     predict_sizes,
     wait_for_device,
 )
-from stepscope.fix.ddp.reducer import (
+from stepscope.fix.ddp.gradient_exchange import (
     BucketSizes,
     own_hook,
     rebuild_reducer,
@@ -34,8 +34,6 @@ from stepscope.text.figures import byte_rate, duration, factor, percent, size
 if TYPE_CHECKING:
     Steps = Generator[None, None, None]
 
-# Find DDP's best bucket sizes while the training goes on.
-#
 # A few steps are timed: when each gradient is ready, and what a bucket costs on this link. From
 # that the exposed time of many bucket sizes is predicted. The most promising ones take turns on
 # real steps with the sizes of the script, each warm before it counts; half of them leave after

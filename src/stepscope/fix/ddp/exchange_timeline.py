@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.ddp.gradient_exchange import round_robin_hook
-from stepscope.fix.ddp.reducer import BucketSizes, bucket_indices, own_hook
+from stepscope.fix.ddp.gradient_exchange import (
+    BucketSizes,
+    bucket_indices,
+    own_hook,
+    round_robin_hook,
+)
 
 if TYPE_CHECKING:
-    from stepscope.fix.ddp.reducer import Hook
+    from stepscope.fix.ddp.gradient_exchange import Hook
 
-# When buckets are exchanged, as measured, and as predicted for other buckets.
-#
 # The link is a queue: a bucket starts when its last gradient is ready and the bucket before it is
 # done, and takes `per_bucket_ns + per_byte_ns x bytes`. Both numbers are fitted to stretches of
 # time in which the link never pauses: a stretch of n buckets with b bytes lasts n alpha + b beta,

@@ -26,8 +26,6 @@ from stepscope.fix.fuse.behaviours import own_hooks
 from stepscope.fix.fuse.rules.layers import PerModel, PerModelShare
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 
-# Whether models are of one architecture, and the template whose code computes for all.
-
 
 def check_given(models: Sequence[nn.Module]) -> None:
     """UsageError if there are none, or one is there twice."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stepscope.fix.fuse.kernel_choice import Choose
     from stepscope.fix.fuse.random_streams import Draws
 
-# Many models of one architecture, trained as one.
-#
 #     array = fuse(models, optimizers)
 #     loss = cross_entropy(array(x), y)      # one loss for each model
 #     array.zero_grad()
@@ -132,14 +130,6 @@ class ModelArray(JoinedModels):
         if len(args) == 1 and isinstance(args[0], int) and not kwargs:
             return self.state_of(args[0])
         raise UsageError("state_dict(i) is for one model. For all models write array.checkpoint()")
-
-    def optimizer_state_of(self, model: int) -> dict[str, Any]:
-        """A plain state dict of the model's own optimizer."""
-        if self.optimizer is None:
-            raise UsageError(
-                "these models were fused without optimizers. Write fuse(models, optimizers)"
-            )
-        return copy.deepcopy(self.optimizer.export(model))
 
     def export(self, model: int) -> nn.Module:
         """A copy of one model with tensors of its own."""

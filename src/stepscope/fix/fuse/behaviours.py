@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     Found = Iterator[tuple[str, str]]
     Check = Callable[[Sequence[nn.Module]], Found]
 
-# Everything in a module, a tensor, autograd and an optimizer that can carry behaviour.
-#
 # One row for each: what it is, and what fuse does about it. `ALL_AT_ONCE`: computed for all models
 # together. `ALONE`: each model's own module computes. `FOLLOWED`: what it does reaches every model.
 # `REFUSED`: a UsageError says so before the first step that would be wrong. A row's `check` looks
@@ -216,8 +214,8 @@ BEHAVIOURS = (
     Behaviour("numbers, lists and tensors that forward keeps", FOLLOWED, "python_state.py"),
     Behaviour("attributes changed after fuse", FOLLOWED, "python_state.py"),
     Behaviour("attributes that differ between models", ALONE, "differences.py"),
-    Behaviour("closures, iterators, generators and other objects", ALONE, "known_values.py"),
-    Behaviour("random and numpy.random in forward", REFUSED, "host_random.py"),
+    Behaviour("closures, iterators, generators and other objects", ALONE, "architecture.py"),
+    Behaviour("random and numpy.random in forward", REFUSED, "random_streams.py"),
     # Tensors of the models.
     Behaviour("weights without a shape yet", REFUSED, check=_lazy),
     Behaviour("tensors of other classes and layouts", REFUSED, check=_unusual_tensors),
@@ -230,12 +228,12 @@ BEHAVIOURS = (
     Behaviour("sparse gradients", REFUSED, "rules/embeddings.py"),
     Behaviour("embeddings with max_norm and padding", ALONE, "rules/embeddings.py"),
     # Autograd.
-    Behaviour("hooks on weights", FOLLOWED, "gradients.py"),
+    Behaviour("hooks on weights", FOLLOWED, "stacks.py"),
     Behaviour("hooks after a weight's gradient", REFUSED, check=_hooks_after_gradients),
     Behaviour("hooks on activations and on grad_fn", ALONE, "stacked.py"),
     Behaviour("a tensor's requires_grad, data or grad set in forward", ALONE, "stacked.py"),
     Behaviour("gradients taken in forward", ALONE, "stacked.py"),
-    Behaviour("gradients that reach a model's own weights", FOLLOWED, "gradients.py"),
+    Behaviour("gradients that reach a model's own weights", FOLLOWED, "stacks.py"),
     Behaviour("reentrant checkpoints", ALONE, "stacked.py"),
     Behaviour("other checkpoints", ALL_AT_ONCE, "joined_models.py"),
     Behaviour("saved_tensors_hooks in forward", ALONE, "rules/"),

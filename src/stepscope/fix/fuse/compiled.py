@@ -229,10 +229,6 @@ class CapturedStep:
             if array.optimizer is not None:
                 array.optimizer.hold_on_device()
 
-    @property
-    def is_captured(self) -> bool:
-        return self._graph is not None
-
     def __call__(self, *inputs: Any) -> Any:
         """What the step returns, without history; overwritten by the next call."""
         if not self._is_on_cuda(inputs):

@@ -49,8 +49,6 @@ from stepscope.fix.fuse.stacked import (
 )
 from stepscope.fix.fuse.stacks import Stacks, WindowGradients
 
-# The inside of an array: models joined into stacks, and a template that computes for all.
-#
 # Before the template computes, `follow` brings it what the user changed in the models; after it,
 # what its code changed goes to every model.
 
@@ -328,7 +326,7 @@ def compute_alone(
     kwargs: dict[str, Any],
 ) -> Any:
     """The results of all models' modules of this path, stacked. Their weights are leaves with
-    hooks of their own, whose gradients gradients.py adds to the stacks'."""
+    hooks of their own, whose gradients stacks.py adds to the stacks'."""
     _check_arguments((args, kwargs))
     placed = template.get_submodule(path)
     recorded = any(

@@ -21,8 +21,6 @@ from stepscope.fix.fuse.stacked import is_ordinary
 if TYPE_CHECKING:
     Way = Callable[..., torch.Tensor]
 
-# Which of several right ways computes an operator: by rule, or by measuring each once.
-#
 # A way is measured forward and backward, on this device, with tensors of these shapes, and with the
 # copies that bring its result to the layout that the next operator takes. The fastest is kept for
 # this run and for later ones (choice_cache.py). A captured or compiled step has few launches, so

@@ -31,8 +31,6 @@ from stepscope.fix.fuse.updates import (
 if TYPE_CHECKING:
     Values = list[Any]
 
-# One optimizer for all models of an array, each with settings of its own.
-#
 # The user's optimizers, one for each model, stay where settings are kept: schedulers change them
 # there, and they are read before every step. The update itself is computed for all models at once
 # (updates.py), or by each optimizer itself where its kind is not known here.

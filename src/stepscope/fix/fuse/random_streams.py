@@ -18,8 +18,6 @@ from stepscope.fix.fuse.ledger import note
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common
 from stepscope.fix.random_states import restore, states_now
 
-# A stream of random numbers for each model, as it would have alone.
-
 Draws = Literal["own", "together"]
 _current: list[Streams] = []
 

@@ -1,5 +1,22 @@
-"""Train Ray Tune's trials in arrays: each is a trial of its own to Tune, and one model of an
-array to the GPU.
+"""Train Ray Tune's trials in arrays: each is a trial of its own to Tune's searchers and schedulers,
+and one model of an array to the GPU.
+
+    from ray import tune
+    from stepscope.fix.fuse.ray_tune import ArrayPool
+
+    pool = ArrayPool(build, folder="/shared/search", arrays=4, width=16, steps=2000, num_gpus=1)
+    tune.Tuner(
+        pool.trainable(),
+        param_space={"lr": tune.loguniform(1e-4, 1e-1)},
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", num_samples=256, reuse_actors=True,
+            max_concurrent_trials=pool.places, scheduler=tune.schedulers.ASHAScheduler(),
+        ),
+    ).fit()
+
+Ray places the arrays over GPUs and machines. A trial that Tune stops leaves its array, and the
+next one joins. An array whose process or machine dies is started again by Ray and goes on from
+its last checkpoint in `folder`, which all machines must share.
 """
 
 from __future__ import annotations
@@ -24,7 +41,7 @@ from stepscope.fix.fuse.sweep import (
 
 # A process that trains trials in arrays and gives every one its reports when asked.
 #
-# Ray Tune's trials ask it (ray_tune.py). It trains only while somebody waits for a report, saves
+# Ray Tune's trials ask it. It trains only while somebody waits for a report, saves
 # all arrays now and then, and goes on from there when it is started again: a report is the same
 # number however often its process dies.
 
@@ -91,9 +108,6 @@ class TrialHost:
             return
         del self._names[trial.number]
         self._take_out(trial)
-
-    def members(self) -> list[str]:
-        return sorted(self._trials)
 
     def _forget_unclaimed(self) -> None:
         """Trials that left after the checkpoint was written come back with it; nobody asks."""
@@ -163,8 +177,6 @@ class TrialHost:
         _write({"arrays": arrays, "names": self._names, "ended": ended}, self._file)
 
     def _resume(self) -> None:
-        from stepscope.fix.fuse.sweep import SweptTrial
-
         saved = torch.load(self._file, weights_only=False)
         self._names = saved["names"]
         for state in saved["arrays"]:
@@ -187,25 +199,7 @@ def _write(content: Any, path: Path) -> None:
     new.replace(path)
 
 
-# Ray Tune's trials, trained in arrays: each is a trial of its own to Tune's searchers and
-# schedulers, and one model of an array to the GPU.
-#
-#     from ray import tune
-#     from stepscope.fix.fuse.ray_tune import ArrayPool
-#
-#     pool = ArrayPool(build, folder="/shared/search", arrays=4, width=16, steps=2000, num_gpus=1)
-#     tune.Tuner(
-#         pool.trainable(),
-#         param_space={"lr": tune.loguniform(1e-4, 1e-1)},
-#         tune_config=tune.TuneConfig(
-#             metric="loss", mode="min", num_samples=256, reuse_actors=True,
-#             max_concurrent_trials=pool.places, scheduler=tune.schedulers.ASHAScheduler(),
-#         ),
-#     ).fit()
-#
-# Ray places the arrays over GPUs and machines. A trial that Tune stops leaves its array, and the
-# next one joins. An array whose process or machine dies is started again by Ray and goes on from
-# its last checkpoint in `folder`, which all machines must share.
+# Ray's side: the pool of hosts, and a trial that asks one of them.
 
 _ASK_AGAIN_S = 0.1
 _GIVE_UP_S = 600.0  # without any answer of a host, which Ray tries to start again meanwhile
@@ -245,7 +239,7 @@ class ArrayPool:
         place.mkdir(parents=True, exist_ok=True)
         self.places = arrays * width
         remote = ray.remote(max_restarts=-1, num_cpus=num_cpus, num_gpus=num_gpus,
-                            resources=dict(resources or {}))(_Host)  # fmt: skip
+                            resources=dict(resources or {}))(TrialHost)  # fmt: skip
         self.hosts = [
             remote.remote(
                 build,
@@ -354,13 +348,6 @@ class HostedTrial:
                 self._host = host
                 return True
         return False
-
-
-class _Host(TrialHost):
-    """A TrialHost in a process of Ray."""
-
-    def process_id(self) -> int:
-        return os.getpid()
 
 
 def import_ray() -> Any:

@@ -17,8 +17,6 @@ from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import put_windows
 from stepscope.fix.fuse.stacked import Stacked, is_capturing, is_ordinary, stack_in_place
 
-# The tensors of all models, stacked: what the template computes with, and the models' windows.
-
 
 class Stacks:
     """Of one array."""

@@ -20,8 +20,6 @@ from stepscope.fix.fuse.largest_array import ArrayFit, largest_array
 from stepscope.fix.fuse.split_array import SplitArray, fuse_to_fit
 from stepscope.fix.random_states import restore, states_now
 
-# One program with many settings: trials train together, and leave and join as they end and begin.
-#
 #     def build(config):                         # what the program does with its settings
 #         model = Net(config["width"])
 #         optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     Tensors = list[torch.Tensor]
     Settings = dict[str, Any]
 
-# One step of each kind of optimizer, for all weights of all models at once.
-#
 # Lists of weights go to torch's multi-tensor functions. A setting is a number, or a column with
 # every model's, which is spread over the weights. The order of operations is torch's, so that a
 # model trains as it would alone.

@@ -19,8 +19,6 @@ from stepscope.fix.saved.step_record import LOSSY
 from stepscope.records.change_values import MemoryTarget, batch_factor, size_in_bytes
 from stepscope.text.figures import percent
 
-# `save_memory(model)`: checks what is asked for, and attaches to eager or compiled models.
-
 
 def save_memory(
     model: torch.nn.Module,

@@ -45,8 +45,6 @@ from stepscope.fix.saved.replay import (
 from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, PlannedRepeat, PlannedUse, SavePlan
 from stepscope.fix.saved.step_record import OffloadPoints, described
 
-# Carries out a plan in one forward pass.
-#
 # Operators are counted; those that the plan may repeat are held with their inputs, and the pack
 # hook replaces what they made. Everything is looked up by storage and version in this very pass: a
 # pass that differs from the recorded one keeps more, but never something wrong.

@@ -43,9 +43,6 @@ from stepscope.fix.saved.step_times import (
 from stepscope.records.change_values import MemoryTarget
 from stepscope.text.figures import percent
 
-# What a memory saver knows about passes with inputs of one kind: what was recorded, the plan, and
-# how its steps went.
-
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
 _MOST_FAILED_PINS = 2  # then every operator is watched
 
@@ -249,7 +246,7 @@ def is_running(frame: Any) -> bool:
 #   something else may have taken since, and no training may run out of memory for a measurement. So
 #   the plan is compared with the plain steps seen at first. If it is over its limit, a smaller one
 #   is tried; where its steps are no faster, something else became slower, and the larger plan is
-#   followed again, for good (plan_tries.py).
+#   followed again, for good (step_times.py).
 # - A smaller plan needs more memory: it is taken only where that is free. With a target of bytes a
 #   plan stays, as the bytes were asked for: the steps' time is noted.
 

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.save_plan import SavePlan
     from stepscope.fix.saved.step_record import StepRecord
 
-# `save_memory(model)`: the first passes are recorded, later ones keep less for backward.
-
 _MOST_PLANS = 8  # one for each combination of input shapes
 _NOTHING = frozenset[int]()
 # What `_start_over` sets.

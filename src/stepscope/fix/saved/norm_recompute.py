@@ -21,11 +21,9 @@ from stepscope.fix.saved.operators import (
     repeatable_arguments,
 )
 
-# A norm's result once more, from its input and the statistics that backward keeps anyway.
-#
 # One pass over the input, where the norm itself takes two or three; a sum and an activation that
 # follow are done in the same pass. In which order a library multiplies and adds differs from kernel
-# to kernel: again_trials.py finds the form that is right to the last bit.
+# to kernel: trials find the form that is right to the last bit.
 
 FUSED = "fused"  # with the norm before it
 # Backward reads their results, so nobody asks for what they started from.

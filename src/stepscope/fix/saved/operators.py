@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-# What is known about aten operators: which are heavy, random, or write to their arguments.
-
 # Work that grows faster than the bytes it reads: not repeated unless asked.
 _HEAVY = re.compile(
     r"(?:^|_|add|b)mm(?:_activation)?$|^(?:add)?mv$|^v?dot$|matmul|conv|attention|rnn|lstm_layer|gru|linalg|fft"

@@ -45,8 +45,6 @@ from stepscope.fix.saved.replay import (
 )
 from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
 
-# Decides how each saved tensor of a plan is recognised in later passes.
-#
 # A call is settled by its node where the node tells everything about it, and every input is a
 # parameter, made by another settled call, or seen by the pack hook or as a module's result. The
 # other calls stay watched: their modules are named, and only there operators pass through Python.

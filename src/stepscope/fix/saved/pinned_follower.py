@@ -47,8 +47,6 @@ from stepscope.fix.saved.save_plan import KEEP, RECOMPUTE
 if TYPE_CHECKING:
     from stepscope.fix.saved.plan_load import ModuleCall, PassPlace
 
-# Carries out a pinned plan: the pack hook does the work, operators run as they are.
-#
 # A saved tensor is given up only when autograd's nodes prove that it is made as in the pass that
 # was pinned, from values that are held by then; until then it is kept. Where nodes cannot prove it,
 # the operators of one module are watched. Where all is kept, the hook rests.

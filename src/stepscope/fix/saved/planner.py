@@ -42,8 +42,6 @@ from stepscope.fix.saved.step_record import (
 from stepscope.records.change_values import MemoryTarget
 from stepscope.text.figures import duration, percent, size
 
-# The plan for a target: many selections are compared by their peak and their time.
-
 _WORTH = 0.98  # of the peak: less saved is not worth a plan
 _SAME_PEAK = 1.005
 _WEIGHTS_DOMINATE = 4

@@ -38,8 +38,6 @@ from stepscope.fix.saved.step_record import (
     StepValue,
 )
 
-# Writes down one forward pass: operators below autograd, values, and what backward keeps.
-#
 # Storages are followed by weak references: the recorded pass needs no more memory than a plain one.
 
 

@@ -19,8 +19,6 @@ from stepscope.fix.saved.encodings.encoded import same_bits
 from stepscope.fix.saved.norm_recompute import FUSED, NormInputs, normalised
 from stepscope.fix.saved.operators import is_plain, plain_name, tensors_in
 
-# What the pack hook leaves in the graph, and how operators are repeated when backward asks.
-#
 # A repeated call holds its inputs: kept tensors, encoded values, or other repeated calls.
 # Everything is freed by reference counts, as soon as autograd drops what it saved. Results that
 # several nodes need are computed once and held until the last of them has read them.

@@ -25,8 +25,6 @@ from stepscope.fix.saved.step_record import (
 )
 from stepscope.text.figures import duration, factor, percent, size
 
-# What is done with every value that backward keeps: printed, saved, and carried out later.
-
 KEEP, RECOMPUTE, ENCODE = "keep", "recompute", "encode"
 _MOST_ROWS = 40
 

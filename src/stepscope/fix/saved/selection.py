@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from stepscope.fix.saved.step_record import HoldingOption, SavedUse, StepRecord, StepValue, cheapest
 
-# One way to treat every value of a step, chosen by a minimum cut.
-#
 # A value is a pair of nodes with its bytes between them: cut there, it is kept. An operator stands
 # between its inputs and its outputs; the source feeds those that may not be repeated, and the
 # others as much as repeating them costs. What backward needs runs into the sink, at the price of an

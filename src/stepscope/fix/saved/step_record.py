@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# One recorded forward pass: its operators, the values they made, and what backward keeps.
-
 _STEP_PER_FORWARD = 3
 # What repeated operators take on a GPU beside others, over what they took alone, before steps have
 # shown it. Measured on an H200: 1.13 (ResNet-50), 1.15 (Inception-v3), 1.05 (BERT-large).
@@ -56,7 +54,7 @@ class RecordedCall:
     outputs: tuple[int, ...]
     took_ns: int
     refusal: str | None  # why it is never repeated
-    again: str | None = None  # a cheaper way to repeat it, as normalised_again.py names it
+    again: str | None = None  # a cheaper way to repeat it, as norm_recompute.py names it
     cheaper_ns: int | None = None  # and what that takes
     heavy: bool = False  # it may be repeated because that was asked for
 

@@ -2,18 +2,41 @@
 
     from stepscope.fix.scan import scan_backward
 
-textbook.py has the scans as they are taught, affine_maps.py the one for recurrences, kernels.py the
-same for GPUs, rnn_layer.py the operator, scan_rnn.py the module. For GRU and LSTM these are
-step_jacobians.py, gated_cells.py, gated_layer.py and scan_gated.py. linear_recurrence.py scans
-h = a * h + b, horizon.py says how far back a gradient reaches at all, and recommend.py which
-backward pass is the fastest here.
+modules.py has the modules that replace torch's, rnn_layer.py and gated_layer.py their layers,
+affine_maps.py the scan and the *_kernels.py the same for GPUs. linear_recurrence.py scans
+h = a * h + b, chain.py the layers of a Sequential. advice.py says which backward pass is the
+fastest here, and how far back a gradient reaches at all. remedy.py is the change scan-backward.
 """
 
-from stepscope.fix.scan.chain import scan_chain as scan_chain
-from stepscope.fix.scan.linear_recurrence import linear_scan as linear_scan
-from stepscope.fix.scan.modules import ScanGRU as ScanGRU
-from stepscope.fix.scan.modules import ScanLSTM as ScanLSTM
-from stepscope.fix.scan.modules import ScanRNN as ScanRNN
-from stepscope.fix.scan.modules import scan_backward as scan_backward
-from stepscope.fix.scan.recommend import gradient_horizon as gradient_horizon
-from stepscope.fix.scan.recommend import recommend as recommend
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.fix.scan.advice import gradient_horizon as gradient_horizon
+    from stepscope.fix.scan.advice import recommend as recommend
+    from stepscope.fix.scan.chain import scan_chain as scan_chain
+    from stepscope.fix.scan.linear_recurrence import linear_scan as linear_scan
+    from stepscope.fix.scan.modules import ScanGRU as ScanGRU
+    from stepscope.fix.scan.modules import ScanLSTM as ScanLSTM
+    from stepscope.fix.scan.modules import ScanRNN as ScanRNN
+    from stepscope.fix.scan.modules import scan_backward as scan_backward
+
+_HOME = {
+    "gradient_horizon": "advice",
+    "recommend": "advice",
+    "scan_chain": "chain",
+    "linear_scan": "linear_recurrence",
+    "ScanGRU": "modules",
+    "ScanLSTM": "modules",
+    "ScanRNN": "modules",
+    "scan_backward": "modules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """remedy.py is read without torch; all else loads it."""
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,12 @@
-"""A chain of layers whose backward pass is Blelloch's scan over sparse Jacobians (BPPSA),
-and the scans as textbooks have them.
+"""A chain of layers whose backward pass is Blelloch's scan over sparse Jacobians (BPPSA).
+
+    model = scan_chain(nn.Sequential(...))     # trains like the Sequential
+    print(model.analyse(sample))               # products and FLOPs a level of the scan
+
+The gradient at every layer is a prefix product of transposed Jacobians, applied to the loss's
+gradient. Each level of the scan multiplies matrices that do not wait for each other, so the
+critical path is logarithmic in the number of layers; whether that pays depends on how sparse the
+products stay, which `analyse` counts. This is a laboratory: Jacobians are made for every sample.
 """
 
 from __future__ import annotations
@@ -7,23 +14,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.fix.scan.rnn_layer import refuse_second_derivative
-
-# A chain of layers whose backward pass is Blelloch's scan over sparse Jacobians (BPPSA).
-#
-#     model = scan_chain(nn.Sequential(...))     # trains like the Sequential
-#     print(model.analyse(sample))               # products and FLOPs a level of the scan
-#
-# The gradient at every layer is a prefix product of transposed Jacobians, applied to the loss's
-# gradient. Each level of the scan multiplies matrices that do not wait for each other, so the
-# critical path is logarithmic in the number of layers; whether that pays depends on how sparse the
-# products stay, which `analyse` counts. This is a laboratory: Jacobians are made for every sample.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +39,6 @@ class ChainAnalysis:
     densities: tuple[float, ...]  # of each layer's Jacobian, first layer first
     levels: tuple[LevelCost, ...]
     one_by_one: tuple[int, ...]  # FLOPs of each layer's product with the gradient, last layer first
-
-    @property
-    def critical_flops(self) -> int:
-        return sum(level.largest for level in self.levels)
-
-    @property
-    def chain_flops(self) -> int:
-        return sum(self.one_by_one)
 
 
 class _Products:
@@ -193,7 +182,7 @@ def _prefixes(
 ) -> list[Tensor]:
     """The gradient at the input of each layer, first layer first, by an exclusive scan."""
     elements = [gradient, *reversed(jacobians), None]
-    scanned = blelloch(elements, products.combine, None, products.begin_level).elements
+    scanned = blelloch(elements, products.combine, None, products.begin_level)
     return [one for one in reversed(scanned[2:]) if one is not None]
 
 
@@ -214,7 +203,7 @@ def _add_parameter_gradients(
 #
 # Where a layer's pattern of zeros is known from what it is, only the rest is ever made: a pixel
 # reaches the few outputs whose window it is in, a ReLU is a diagonal, a pruned weight is not there.
-# Other layers get a dense one from autograd; `is_sparse_by_design` tells which.
+# Other layers get a dense one from autograd.
 
 _SAME = (nn.Flatten, nn.Identity, nn.Unflatten)
 _DROPOUTS = nn.modules.dropout._DropoutNd
@@ -241,10 +230,6 @@ def why_refused(layer: nn.Module) -> str | None:
     if isinstance(layer, nn.Flatten) and layer.start_dim == 0:
         return f"{name} with start_dim=0 mixes the samples of a batch"
     return None
-
-
-def is_sparse_by_design(layer: nn.Module) -> bool:
-    return isinstance(layer, (*_SAME, _DROPOUTS)) or _maker(layer) is not _by_autograd
 
 
 def _maker(layer: nn.Module) -> Callable[[Any, Tensor], Tensor]:
@@ -357,72 +342,32 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
-# Parallel scans as the textbook has them: small, slow, and the oracle for everything else here.
-#
-# A scan gives every prefix of a list combined by an associative operation. Done one after the other
-# it takes n steps. Blelloch's takes 2 log n and no more work than that; Hillis and Steele's takes
-# log n and more work. `combine` is called with the earlier element first. Both return the elements
-# with the number of steps on the critical path: what one level combines could run at the same time.
+# Every prefix of a list combined by an associative operation, in 2 log n levels.
 
 Element = TypeVar("Element")
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned(Generic[Element]):
-    """What a scan made, and how."""
-
-    elements: list[Element]
-    depth: int  # levels that had to wait for each other
-    combined: int  # calls of `combine`
-
-
-def one_after_the_other(
-    elements: Sequence[Element], combine: Callable[[Element, Element], Element]
-) -> Scanned[Element]:
-    """Every prefix, its last element included."""
-    prefixes = list(elements[:1])
-    for element in elements[1:]:
-        prefixes.append(combine(prefixes[-1], element))
-    steps = max(0, len(elements) - 1)
-    return Scanned(prefixes, steps, steps)
-
-
-def hillis_steele(
-    elements: Sequence[Element], combine: Callable[[Element, Element], Element]
-) -> Scanned[Element]:
-    """Every prefix, its last element included. On level k each looks back by 2^k."""
-    prefixes, reach, depth, combined = list(elements), 1, 0, 0
-    while reach < len(prefixes):
-        prefixes = [
-            combine(prefixes[place - reach], element) if place >= reach else element
-            for place, element in enumerate(prefixes)
-        ]
-        combined += len(prefixes) - reach
-        reach, depth = 2 * reach, depth + 1
-    return Scanned(prefixes, depth, combined)
 
 
 def blelloch(
     elements: Sequence[Element],
     combine: Callable[[Element, Element], Element],
     identity: Element,
-    begin_level: Callable[[], object] = lambda: None,
-) -> Scanned[Element]:
+    begin_level: Callable[[], object],
+) -> list[Element]:
     """Every prefix without its last element: the first is `identity`.
 
     On the way up, pairs are combined into a tree of sums. On the way down, each node hands what is
-    left of it to its left child, and that with the left child's sum to its right one.
-    `begin_level` is called before the combinations that could run at the same time.
+    left of it to its left child, and that with the left child's sum to its right one. `combine`
+    gets the earlier element first; `begin_level` is called before the combinations that could run
+    at the same time.
     """
     length = 1 << max(0, len(elements) - 1).bit_length()
-    tree, depth, combined = [*elements, *[identity] * (length - len(elements))], 0, 0
+    tree = [*elements, *[identity] * (length - len(elements))]
     width = 2
     while width <= length:
         begin_level()
         for right in range(width - 1, length, width):
             tree[right] = combine(tree[right - width // 2], tree[right])
-        combined += length // width
-        depth, width = depth + 1, 2 * width
+        width *= 2
     tree[-1] = identity
     while width > 2:
         width //= 2
@@ -430,6 +375,4 @@ def blelloch(
         for right in range(width - 1, length, width):
             left = right - width // 2
             tree[left], tree[right] = tree[right], combine(tree[right], tree[left])
-        combined += length // width
-        depth += 1
-    return Scanned(tree[: len(elements)], depth, combined)
+    return tree[: len(elements)]

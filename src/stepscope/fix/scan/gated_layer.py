@@ -15,15 +15,16 @@ from stepscope.fix.scan.affine_maps import AffineMaps, carries, rescaled
 from stepscope.fix.scan.linear_recurrence import scan_pairs
 from stepscope.fix.scan.rnn_layer import (
     MOST_STEPS,
-    has_triton,
+    kernels_fit,
     no_warning,
     refuse_second_derivative,
+    wide,
 )
 
 # What a GRU's and an LSTM's steps do to a gradient, for all steps at once.
 #
 # Gates are computed again from inputs and states: that is no chain. A cell gives the Jacobians of
-# its steps (step_jacobians.py) and, from the gradients that reached the states, those of its gates.
+# its steps and, from the gradients that reached the states, those of its gates.
 # With a the gradient of a step's output, W the recurrent weights and ' the slope of an activation:
 #
 #     GRU    h = (1 - z) n + z h_before,   n = tanh(x_n + r q),   q = W_n h_before + b_n
@@ -206,8 +207,8 @@ def backward_rows(
 ) -> tuple[Tensor, Tensor]:
     """What reaches every step's state, its own gradient included, and the initial state."""
     steps, batch, size = gradient.shape
-    if _kernels_fit(gradient):
-        from stepscope.fix.scan.gated_kernels import backward_rows as by_kernels
+    if kernels_fit(gradient, LARGEST_BY_KERNELS):
+        from stepscope.fix.scan.recurrence_kernels import backward_rows as by_kernels
 
         coefficient, basis, kept = jacobians
         return by_kernels(
@@ -224,15 +225,6 @@ def backward_rows(
         reached = _replay(gradients, by_place, carries(_fold(gradients, by_place)))
         reached = reached.transpose(0, 1).reshape(-1, batch, size)[-steps:]
         return reached, _back(reached[0], jacobians, place=0)
-
-
-def _kernels_fit(gradient: Tensor) -> bool:
-    return (
-        gradient.is_cuda
-        and gradient.dtype == torch.float32
-        and gradient.shape[-1] <= LARGEST_BY_KERNELS
-        and has_triton()
-    )
 
 
 def usual_chunk(gradient: Tensor) -> int:
@@ -378,7 +370,7 @@ def gated_layer(
         with exact_products(inputs.device):
             before = states_before(first, states)
             cells = lstm_cells(
-                _wide(inputs), _wide(before), _wide(first_cell), _wide_weights(weights)
+                wide(inputs), wide(before), wide(first_cell), _wide_weights(weights)
             ).to(states.dtype)
         cells[-1] = last_cell
     return states, cells
@@ -428,9 +420,9 @@ def gated_layer_backward(
     """Gradients of inputs (empty if not wanted), initial state, both weights and both biases."""
     kind = states.dtype
     weights = _wide_weights(GatedWeights(weight_input, weight, bias_input, bias))
-    features = _wide(inputs)
+    features = wide(inputs)
     with torch.no_grad(), exact_products(inputs.device):
-        before, steps = _steps(features, _wide(states), _wide(cells), _wide(initial), weights, cell)
+        before, steps = _steps(features, wide(states), wide(cells), wide(initial), weights, cell)
         own = _own_gradients(gradient, gradient_of_cells, cell)
         reached, left = backward_rows(own, steps.jacobians(weights.recurrent))
         gates = steps.gate_gradients(reached)
@@ -476,10 +468,10 @@ def _steps(
 
 def _own_gradients(gradient: Tensor, of_cells: Tensor | None, cell: str) -> Tensor:
     if cell == "gru":
-        return _wide(gradient).contiguous()
+        return wide(gradient).contiguous()
     if of_cells is None:
         of_cells = torch.zeros_like(gradient)
-    return torch.cat([_wide(gradient), _wide(of_cells)], -1)
+    return torch.cat([wide(gradient), wide(of_cells)], -1)
 
 
 def _sum_over_rows(left: Tensor, right: Tensor) -> Tensor:
@@ -496,13 +488,8 @@ def _sum_over_rows(left: Tensor, right: Tensor) -> Tensor:
     return by_piece.sum(0) + left[whole:].t() @ right[whole:]
 
 
-def _wide(values: Tensor) -> Tensor:
-    """16 bits hold neither products of many Jacobians nor their powers of two."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
 def _wide_weights(weights: GatedWeights) -> GatedWeights:
-    return GatedWeights(*(None if one is None else _wide(one) for one in weights))
+    return GatedWeights(*(None if one is None else wide(one) for one in weights))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

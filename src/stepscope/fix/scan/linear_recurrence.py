@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepscope.fix.scan.rnn_layer import refuse_second_derivative
+from stepscope.fix.scan.rnn_layer import kernels_fit, refuse_second_derivative
 
 if TYPE_CHECKING:
     Times = Callable[[Tensor, Tensor], Tensor]
@@ -84,8 +84,8 @@ def _(
 
 def scan_pairs(decay: Tensor, inputs: Tensor) -> Tensor:
     """From a state of zero. Elements on a GPU go to the kernels."""
-    if _kernels_fit(inputs):
-        from stepscope.fix.scan.linear_kernels import scan_pairs as by_kernels
+    if kernels_fit(inputs, or_complex=True):
+        from stepscope.fix.scan.recurrence_kernels import scan_pairs as by_kernels
 
         return by_kernels(decay, inputs)
     states = _by_chunks(decay, inputs)
@@ -96,12 +96,6 @@ def scan_pairs(decay: Tensor, inputs: Tensor) -> Tensor:
 def _zero_wins(decay: Tensor, state: Tensor) -> Tensor:
     product = decay * state
     return torch.where((decay == 0) | (state == 0), torch.zeros_like(product), product)
-
-
-def _kernels_fit(inputs: Tensor) -> bool:
-    from stepscope.fix.scan.rnn_layer import has_triton
-
-    return inputs.is_cuda and inputs.dtype in (torch.float32, torch.complex64) and has_triton()
 
 
 def _by_chunks(decay: Tensor, inputs: Tensor, times: Times = torch.mul) -> Tensor:

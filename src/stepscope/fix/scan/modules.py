@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from stepscope.fix.refusal import RefusedError
+from stepscope.errors import RefusedError
 from stepscope.fix.scan.gated_layer import gated_layer
 from stepscope.fix.scan.rnn_layer import PRECISIONS, scanned_layer
 from stepscope.records.scan_costs import LARGEST_LSTM
-
-# `scan_backward`: modules whose backward pass is a scan in the place of torch's.
 
 
 def scan_backward(model: nn.Module, precision: str = "tf32x3") -> nn.Module:
@@ -92,8 +90,7 @@ def _why_left(recurrent: nn.RNNBase) -> str:
 
 # Stacks of recurrent layers as torch's modules have them: layers, directions, packed sequences.
 #
-# What a layer computes and how it goes back is up to the modules built on it: scan_rnn.py,
-# scan_gated.py.
+# What a layer computes and how it goes back is up to the modules built on it.
 
 
 class ScanStack(nn.Module):
@@ -102,6 +99,10 @@ class ScanStack(nn.Module):
 
     replaces: ClassVar[type[nn.RNNBase]]
     parts: ClassVar[int] = 1  # of a state: an LSTM's has two
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__()
+        self._take(self.replaces(*arguments, **options))
 
     @classmethod
     def of(cls, rnn: nn.RNNBase, *options: Any, **named: Any) -> Self:
@@ -331,7 +332,7 @@ class ScanRNN(ScanStack):
     replaces = nn.RNN
 
     def __init__(self, *arguments: Any, precision: str = "tf32x3", **options: Any) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self._take(nn.RNN(*arguments, **options), precision)
 
     def _take(self, rnn: Any, precision: str = "tf32x3") -> None:
@@ -386,10 +387,6 @@ class ScanGRU(ScanStack):
 
     replaces = nn.GRU
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__()
-        self._take(nn.GRU(*arguments, **options))
-
     def _one_layer(
         self, steps: Tensor, initial: Tensor, weights: list[Tensor | None]
     ) -> tuple[Tensor, ...]:
@@ -402,10 +399,6 @@ class ScanLSTM(ScanStack):
 
     replaces = nn.LSTM
     parts = 2
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__()
-        self._take(nn.LSTM(*arguments, **options))
 
     def _take(self, rnn: nn.RNNBase) -> None:
         if rnn.proj_size:

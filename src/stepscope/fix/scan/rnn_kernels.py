@@ -15,8 +15,6 @@ from torch import Tensor
 
 from stepscope.records.scan_costs import GROUP, gpu_chunk
 
-# The scan of affine_maps as Triton kernels: maps are folded from states and weights on the fly.
-#
 # Four kernels. `_fold_steps`: a program for each chunk, sequence and block of rows keeps its part
 # of the chunk's matrix in registers. `_fold_maps`: the same over maps. `_spread`: what enters each
 # member of a group. `_replay`: the steps of a chunk for a block of sequences, and what leaves the

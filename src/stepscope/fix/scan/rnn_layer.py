@@ -16,8 +16,6 @@ from torch import Tensor
 from stepscope.fix.scan import affine_maps
 from stepscope.records.scan_costs import LARGEST_SIZE, fused_chunk, is_fused
 
-# The scans' own gradients have none.
-
 
 class SecondDerivativeError(NotImplementedError):
     """The gradient of a scan's gradient was asked for."""
@@ -30,8 +28,6 @@ def refuse_second_derivative(*_: Any) -> NoReturn:
     )
 
 
-# One layer of a plain RNN whose backward pass is a scan: a torch operator of its own.
-#
 # `rnn_layer` computes the states as torch does (cuDNN on a GPU) and keeps them alone. Its gradient
 # is `rnn_layer_backward`: Triton kernels on a GPU, batched matrix products elsewhere. Both are
 # custom operators with shapes for torch.compile; a second derivative is refused.
@@ -129,7 +125,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As the operator gives them; those of weights may be parts of one tensor."""
     steps, batch, size = map(int, gradient.shape)
-    if _kernels_fit(gradient) and is_fused(size, inputs.shape[-1]):
+    if kernels_fit(gradient, LARGEST_SIZE) and is_fused(size, inputs.shape[-1]):
         from stepscope.fix.scan.rnn_gradient_kernels import layer_gradients
         from stepscope.fix.scan.rnn_kernels import multiprocessors
 
@@ -166,7 +162,7 @@ def gradients_by_parts(
 def _of_weights(
     reached: Tensor, states: Tensor, inputs: Tensor, initial: Tensor, precision: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _kernels_fit(reached):
+    if kernels_fit(reached, LARGEST_SIZE):
         from stepscope.fix.scan.rnn_gradient_kernels import weight_gradients
 
         # A sum over all steps is no place for 16 bits.
@@ -203,7 +199,7 @@ def backward_states(
 ) -> tuple[Tensor, Tensor]:
     """By the kernels where they can run, else by batched products."""
     gradient = gradient.contiguous()
-    if _kernels_fit(gradient):
+    if kernels_fit(gradient, LARGEST_SIZE):
         from stepscope.fix.scan.rnn_kernels import backward_states as by_kernels
         from stepscope.fix.scan.rnn_kernels import launch_for
 
@@ -215,16 +211,15 @@ def backward_states(
             launch=launch_for(gradient.shape, gradient.device, _DOT[precision]),
             precision=_DOT[precision],
         )
-    kind = _folded_in(states.dtype)
-    wide = states.to(kind)
-    slope = 1 - wide * wide if tanh else (wide > 0).to(kind)
-    reached, left = affine_maps.backward_states(gradient.to(kind), slope, weight.to(kind))
+    states_wide = wide(states)
+    slope = 1 - states_wide * states_wide if tanh else (states_wide > 0).to(states_wide.dtype)
+    reached, left = affine_maps.backward_states(wide(gradient), slope, wide(weight))
     return reached.to(states.dtype), left.to(states.dtype)
 
 
-def _folded_in(kind: torch.dtype) -> torch.dtype:
+def wide(values: Tensor) -> Tensor:
     """16 bits hold neither products of many Jacobians nor their powers of two."""
-    return torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def _of_sums(precision: str, size: int) -> str:
@@ -232,17 +227,18 @@ def _of_sums(precision: str, size: int) -> str:
     return _DOT["tf32x3" if precision == "fp32" and size > _LARGEST_PLAIN else precision]
 
 
-def _kernels_fit(gradient: Tensor) -> bool:
+def kernels_fit(values: Tensor, largest: int | None = None, *, or_complex: bool = False) -> bool:
+    """Whether Triton's kernels take them; `largest` is that of the last dimension."""
     return (
-        gradient.is_cuda
-        and gradient.dtype == torch.float32
-        and gradient.shape[-1] <= LARGEST_SIZE
-        and has_triton()
+        values.is_cuda
+        and (values.dtype == torch.float32 or (or_complex and values.dtype == torch.complex64))
+        and (largest is None or values.shape[-1] <= largest)
+        and _has_triton()
     )
 
 
 @cache
-def has_triton() -> bool:
+def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 

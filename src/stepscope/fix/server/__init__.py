@@ -2,8 +2,9 @@
 
     from stepscope.fix.server import ParameterServer
 
-shard_state.py says how updates are applied. coordinator.py, shard.py and client.py are the three
-parties. None of them knows Ray: ray_actors.py and worker.py run them on a cluster, tests run them in virtual time.
+shard_state.py says how updates are applied. coordinator.py, shard.py and worker.py are the three
+parties. None of them knows Ray: ray_actors.py and worker.py run them on a cluster, tests run them
+in virtual time.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from stepscope.fix.server.membership import (
     MemberClock,
     ShardDirectory,
     Timing,
+    run_in_background,
 )
 from stepscope.fix.server.messages import (
     Admit,
@@ -227,7 +228,7 @@ class Coordinator:
         if changed:
             return SendAgain(shards=changed, routes=self._shards.routes())
         self._table.finish(message.member, message.clock)
-        self._in_background(self._close_clocks())
+        run_in_background(self._tasks, self._close_clocks())
         await self._notify()
         return Counted()
 
@@ -260,7 +261,7 @@ class Coordinator:
     async def _notify(self) -> None:
         """Wake those who wait; a member that went away may have held up a clock."""
         if self._table.closable() is not None:
-            self._in_background(self._close_clocks())
+            run_in_background(self._tasks, self._close_clocks())
         async with self._changed:
             self._changed.notify_all()
 
@@ -271,11 +272,6 @@ class Coordinator:
         except TimeoutError:
             return False
         return True
-
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # Checkpoints
 

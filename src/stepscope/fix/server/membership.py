@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot
     from stepscope.records.change_values import Consistency
 
-# Who takes part, how far each worker is, and who may read: the rules, without any network.
-
 
 @dataclass(kw_only=True, slots=True)
 class MemberClock:
@@ -203,6 +201,13 @@ class _Serving:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+def run_in_background(tasks: set[Any], work: Any) -> None:
+    """Run a coroutine; `tasks` holds it until it is done."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
 class ShardDirectory:
     """`first` are the shards' values before any update, `last_cut` those of the last checkpoint."""
 
@@ -301,7 +306,7 @@ class ShardDirectory:
                     detail=restored_sentence(shard, source, lost),
                 )
             )
-        self._in_background(self.recruit(shard))
+        run_in_background(self._tasks, self.recruit(shard))
 
     async def _take_over(
         self, shard: int, serving: _Serving, backups: dict[str, Any]
@@ -369,13 +374,8 @@ class ShardDirectory:
         address = serving.backups.pop(message.backup, None)
         if address is not None:
             self._around.stop_shard(address)
-            self._in_background(self.recruit(message.shard, after_s=_PAUSE_S))
+            run_in_background(self._tasks, self.recruit(message.shard, after_s=_PAUSE_S))
         return Counted()
-
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 # What a shard lost that had to be restored from a checkpoint, and in words.

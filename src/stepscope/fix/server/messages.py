@@ -16,8 +16,6 @@ import torch
 
 from stepscope.errors import UsageError
 
-# What workers, shards and the coordinator say to each other.
-#
 # Every message may arrive late, twice or after a later one, and an answer may be lost: handling one
 # again changes nothing and gives the same answer. An *address* is whatever the network can reach: a
 # Ray actor, or a name in the tests.
@@ -182,7 +180,7 @@ class PushGradients:
 
     member: str
     clock: int
-    gradients: Any  # as compression.py packs them
+    gradients: Any  # as `compress` packs them
     settings: tuple[dict[str, Any], ...] | None = None
 
 
@@ -431,9 +429,9 @@ def _is_trained(tensor: Any) -> bool:
     return bool(tensor.requires_grad)
 
 
-def flatten(layout: Layout, tensors: Mapping[str, Any], out: Any | None = None) -> Any:
-    """Copy tensors into one flat array of bytes, on the device of `out`."""
-    flat = torch.zeros(layout.size_bytes, dtype=torch.uint8) if out is None else out
+def flatten(layout: Layout, tensors: Mapping[str, Any]) -> Any:
+    """Copy tensors into one flat array of bytes, on the host."""
+    flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     for name, view in layout.views(flat).items():
         view.copy_(tensors[name].detach())
     return flat

@@ -30,8 +30,6 @@ from stepscope.fix.server.messages import (
     unpack,
 )
 
-# One shard's parameters and optimizer, and how each message changes them.
-#
 # Without network and clock: the same changes in the same order give the same bits, so that a backup
 # which repeats them is its primary's equal.
 

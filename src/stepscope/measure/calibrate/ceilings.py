@@ -18,8 +18,6 @@ import torch
 from stepscope.measure.machine import counters, growth
 from stepscope.records.processors import quota_cores, usable_cores
 
-# This machine's ceilings: matmul rates, copy rates, the cost of a launch.
-
 _DTYPES = {
     "fp64": torch.float64,
     "fp32": torch.float32,

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
     Span = tuple[int, int]
 
-# all_reduce, all_gather and reduce_scatter by algorithm, as torch.distributed has them.
-#
-# all_reduce(tensor, "ring") all_gather(output, share, "bruck") reduce_scatter(share, tensor,
-# "halving_doubling")
+# all_reduce(tensor, "ring")
+# all_gather(output, share, "bruck")
+# reduce_scatter(share, tensor, "halving_doubling")
 
 
 def all_reduce(

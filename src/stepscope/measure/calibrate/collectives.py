@@ -4,146 +4,153 @@ in random order, and all-reduce beside compute.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from stepscope.measure.calibrate.ceilings import time_call_ns
 
-# One collective over all sizes, in random order, pass after pass.
-#
-# A pass visits every size once, in an order of its own, so that a machine that slows down slows all
-# sizes alike. Each call starts after a barrier, and a call's time is that of its slowest rank.
-# Ranks agree on every decision through the numbers they share, never through their own clocks.
+if TYPE_CHECKING:
+    Contenders = Mapping[str, Callable[[int], Callable[[], object]]]  # a size to its call
 
-_VISIT_NS = 25_000_000  # how long one visit of a size should take
-_MIN_REPEATS, _MAX_REPEATS = 3, 25
-_MIN_PASSES, _MAX_PASSES = 4, 16
-_ALWAYS_BYTES = 1 << 20  # sizes up to this are never left out: they cost next to nothing
+# Calls over all sizes, in random order, pass after pass.
+#
+# A pass visits every size of every contender once, in an order of its own: a machine that slows
+# down slows all of them alike. Each call starts after a barrier, and a call's time is that of its
+# slowest rank. Ranks agree on every decision through the numbers they share, never through their
+# own clocks.
 
 
 class NotOfferedError(Exception):
     """The backend does not know this collective."""
 
 
-@dataclass(slots=True)
-class Sweep:
-    """Raw times: for each pass, for each size, the slowest rank's time of each call."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepLimits:
+    """How often to call; both ends of the ranges are included."""
 
-    kind: str
-    group: str
-    group_size: int
-    sizes_bytes: list[int]
-    passes_ns: list[list[list[int]]] = field(default_factory=list)
-    left_out_bytes: list[int] = field(default_factory=list)  # sizes the time budget had no room for
+    visit_ns: int = 25_000_000  # how long one visit of a size should take
+    repeats: tuple[int, int] = (3, 25)
+    passes: tuple[int, int] = (4, 16)
+    always_bytes: int = 1 << 20  # sizes up to this are never left out: they cost next to nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweptTimes:
+    """By contender: for each pass, for each size, the slowest rank's time of each call."""
+
+    sizes_bytes: list[int]  # the largest ones are left out when the time budget has no room
+    passes_ns: dict[str, list[list[list[int]]]]
+
+
 class Sweeper:
-    """Measures one kind in one group."""
+    """Measures in one group; every rank makes the same calls in the same order."""
 
-    kind: str
-    group: NamedGroup
-    buffers: Buffers
-    device: torch.device
+    def __init__(
+        self,
+        contenders: Contenders,
+        device: torch.device,
+        *,
+        group: Any = None,
+        limits: SweepLimits = SweepLimits(),
+    ) -> None:
+        self._contenders, self._device, self._group = contenders, device, group
+        self._limits = limits
 
-    def run(
-        self, sizes: list[int], budget_ns: int, seed: int, progress: Callable[[float], None]
-    ) -> Sweep:
-        """As many passes as the budget allows; too few, and the largest sizes are dropped."""
-        self._probe(sizes[0])
-        began = time.perf_counter_ns()
-        pilot = self._pilot(sizes, began, budget_ns)
-        repeats = choose_repeats(sizes, pilot, budget_ns)
-        chosen = sizes[: len(repeats)]
-        sweep = Sweep(
-            kind=self.kind,
-            group=self.group.name,
-            group_size=self.group.size,
-            sizes_bytes=[actual_bytes(size, self.group.size) for size in chosen],
-            left_out_bytes=sizes[len(chosen) :],
-        )
-        shuffle = random.Random(f"{seed} {self.kind} {self.group.name}")
-        spent = last = 0
-        # The next pass is expected to take as long as the last one.
-        while len(sweep.passes_ns) < _MIN_PASSES or spent + last <= budget_ns:
-            times, now = self._one_pass(chosen, repeats, shuffle, began)
-            sweep.passes_ns.append(times)
-            spent, last = now, now - spent
-            progress(min(1.0, spent / budget_ns))
-            if len(sweep.passes_ns) == _MAX_PASSES:
-                break
-        return sweep
-
-    def _probe(self, size: int) -> None:
+    def probe(self, size: int) -> None:
+        """Raises NotOfferedError if a rank refuses a call."""
         why = ""
         try:
-            self._call(size)()
+            for call in self._contenders.values():
+                call(size)()
         except (RuntimeError, NotImplementedError, ValueError) as error:
             why = str(error).strip().split("\n")[0][:200] or type(error).__name__
         (refusing,) = self._agree([1 if why else 0])
         if refusing:
             raise NotOfferedError(why or "another rank refused it")
 
-    def _pilot(self, sizes: list[int], began: int, budget_ns: int) -> list[int]:
-        """About how long a call of each size takes; stops when a third of the budget is gone."""
-        times_ns = []
+    def run(
+        self, sizes: list[int], budget_ns: int, seed: str, progress: Callable[[float], None]
+    ) -> SweptTimes:
+        """As many passes as the budget allows; too few, and the largest sizes are dropped."""
+        began = time.perf_counter_ns()
+        pilot = self._pilot(sizes, began, budget_ns)
+        repeats = choose_repeats(sizes, pilot, budget_ns, self._limits)
+        shuffle = random.Random(seed)
+        least, most = self._limits.passes
+        pairs = [(name, place) for place in range(len(repeats)) for name in self._contenders]
+        counts = dict(zip(pairs, itertools.chain(*repeats), strict=True))
+        passes: dict[str, list[list[list[int]]]] = {name: [] for name in self._contenders}
+        spent = last = done = 0
+        # The next pass is expected to take as long as the last one.
+        while done < least or (spent + last <= budget_ns and done < most):
+            own: dict[tuple[str, int], list[int]] = {}
+            for name, place in shuffle.sample(pairs, len(pairs)):
+                # The first call after another one meets cold caches and a sleeping peer.
+                own[name, place] = self._visit(name, sizes[place], counts[name, place] + 1)[1:]
+            now = time.perf_counter_ns() - began
+            *slowest, now = self._agree([*(ns for pair in pairs for ns in own[pair]), now])
+            taken = iter(slowest)
+            times = {pair: [next(taken) for _ in own[pair]] for pair in pairs}
+            for name, by_pass in passes.items():
+                by_pass.append([times[name, place] for place in range(len(repeats))])
+            spent, last, done = now, now - spent, done + 1
+            progress(min(1.0, spent / budget_ns))
+        return SweptTimes(sizes_bytes=sizes[: len(repeats)], passes_ns=passes)
+
+    def _pilot(self, sizes: list[int], began: int, budget_ns: int) -> list[list[int]]:
+        """About how long a call of each size takes, by contender; stops when a third of the budget
+        is gone."""
+        pilot = []
         for size in sizes:
-            times = self._visit(size, 2)
-            slowest, spent = self._agree([min(times), time.perf_counter_ns() - began])
-            times_ns.append(slowest)
-            if 3 * spent > budget_ns and size >= _ALWAYS_BYTES:
+            quickest = [min(self._visit(name, size, 2)) for name in self._contenders]
+            *slowest, spent = self._agree([*quickest, time.perf_counter_ns() - began])
+            pilot.append(slowest)
+            if len(pilot) > 1 and 3 * spent > budget_ns and size >= self._limits.always_bytes:
                 break
-        return times_ns
+        return pilot
 
-    def _one_pass(
-        self, sizes: list[int], repeats: list[int], shuffle: random.Random, began: int
-    ) -> tuple[list[list[int]], int]:
-        """Times by size, and what the whole sweep has taken until now."""
-        own: list[list[int]] = [[] for _ in sizes]
-        for number in shuffle.sample(range(len(sizes)), len(sizes)):
-            # The first call after another size meets cold caches and a sleeping peer.
-            own[number] = self._visit(sizes[number], repeats[number] + 1)[1:]
-        flat = [ns for times in own for ns in times]
-        *slowest, spent = self._agree([*flat, time.perf_counter_ns() - began])
-        taken = iter(slowest)
-        return [[next(taken) for _ in times] for times in own], spent
-
-    def _visit(self, size: int, repeats: int) -> list[int]:
-        call = self._call(size)
+    def _visit(self, name: str, size: int, repeats: int) -> list[int]:
+        call = self._contenders[name](size)
         times = []
         for _ in range(repeats):
-            self._barrier()
-            times.append(time_call_ns(call, self.device))
+            self._start_together()
+            times.append(time_call_ns(call, self._device))
         return times
 
-    def _call(self, size: int) -> Callable[[], object]:
-        return make_call(self.kind, self.group.place, self.buffers, size)
-
-    def _barrier(self) -> None:
-        if self.device.type == "cpu":
-            dist.barrier()
+    def _start_together(self) -> None:
+        if self._device.type == "cpu":
+            dist.barrier(self._group)
         else:
             self._agree([0])
 
     def _agree(self, values: list[int]) -> list[int]:
-        return largest_of_ranks(values, device=self.device)
+        return largest_of_ranks(values, group=self._group, device=self._device)
 
 
-def choose_repeats(sizes: list[int], pilot_ns: list[int], budget_ns: int) -> list[int]:
-    """Calls per visit of each size; shorter than the pilot if the largest sizes do not fit."""
-    repeats = [max(_MIN_REPEATS, min(_MAX_REPEATS, _VISIT_NS // max(ns, 1))) for ns in pilot_ns]
-    while len(repeats) > 2 and sizes[len(repeats) - 1] > _ALWAYS_BYTES:
-        one_pass = sum((n + 1) * ns for n, ns in zip(repeats, pilot_ns, strict=False))
-        if _MIN_PASSES * one_pass <= budget_ns:
+def choose_repeats(
+    sizes: list[int], pilot_ns: list[list[int]], budget_ns: int, limits: SweepLimits
+) -> list[list[int]]:
+    """Calls per visit, by size and contender; shorter than the pilot if the largest sizes do not
+    fit."""
+    fewest, most = limits.repeats
+    repeats = [
+        [max(fewest, min(most, limits.visit_ns // max(ns, 1))) for ns in pilot]
+        for pilot in pilot_ns
+    ]
+    while len(repeats) > 2 and sizes[len(repeats) - 1] > limits.always_bytes:
+        calls = zip(itertools.chain(*repeats), itertools.chain(*pilot_ns), strict=False)
+        if limits.passes[0] * sum((count + 1) * ns for count, ns in calls) <= budget_ns:
             break
         repeats.pop()
     return repeats
@@ -244,6 +251,34 @@ def _send_or_receive(place: GroupPlace, tensor: torch.Tensor) -> Callable[[], ob
         return lambda: None
     target = place.ranks[index + 1]
     return lambda: dist.send(tensor, dst=target, group=place.handle)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindSweeper:
+    """Measures one kind of collective in one group."""
+
+    kind: str
+    group: NamedGroup
+    buffers: Buffers
+    device: torch.device
+
+    def run(
+        self, sizes: list[int], budget_ns: int, seed: int, progress: Callable[[float], None]
+    ) -> dict[str, Any]:
+        """Raw times as JSON has them. Raises NotOfferedError."""
+        call = partial(make_call, self.kind, self.group.place, self.buffers)
+        sweeper = Sweeper({self.kind: call}, self.device)
+        sweeper.probe(sizes[0])
+        group = self.group
+        times = sweeper.run(sizes, budget_ns, f"{seed} {self.kind} {group.name}", progress)
+        return {
+            "kind": self.kind,
+            "group": group.name,
+            "group_size": group.size,
+            "sizes_bytes": [actual_bytes(size, group.size) for size in times.sizes_bytes],
+            "passes_ns": times.passes_ns[self.kind],
+            "left_out_bytes": sizes[len(times.sizes_bytes) :],
+        }
 
 
 # The world and the groups inside it, each under a name.

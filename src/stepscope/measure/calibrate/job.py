@@ -7,8 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +18,14 @@ from stepscope.measure.calibrate.collective_algorithms import LostRankError, sho
 from stepscope.measure.calibrate.collectives import (
     Buffers,
     ContentionTimer,
+    KindSweeper,
     NotOfferedError,
-    Sweeper,
     elements,
     gather_hosts,
     make_groups,
 )
 from stepscope.measure.calibrate.laboratory import Laboratory
+from stepscope.measure.machine import free_host_bytes
 from stepscope.records.processors import processor_name
 
 if TYPE_CHECKING:
@@ -37,9 +36,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _JOIN_WITHIN = datetime.timedelta(minutes=10)
 _COPIES_IN_FLIGHT = 6  # our two buffers, and the backends' own
-_LABORATORY_COPIES = (
-    20  # probes have six chunks of the vector's size, in two buffers; scratch space
-)
+# Probes have six chunks of the vector's size, in two buffers; scratch space.
+_LABORATORY_COPIES = 20
 
 
 def is_launched() -> bool:
@@ -129,15 +127,14 @@ def _sweep_all(
     pairs = [(group, kind) for group in groups for kind in settings.kinds]
     whole = 1 + len(pairs)
     for number, (group, kind) in enumerate(pairs, start=1):
-        sweeper = Sweeper(kind=kind, group=group, buffers=buffers, device=device)
+        sweeper = KindSweeper(kind=kind, group=group, buffers=buffers, device=device)
 
         def shown(share: float, number: int = number, what: str = f"{kind}, {group.name}") -> None:
             progress(what, (number + share) / whole)
 
         shown(0.0)
         try:
-            sweep = sweeper.run(sizes, settings.budget_ns, settings.seed, shown)
-            sweeps.append(asdict(sweep))
+            sweeps.append(sweeper.run(sizes, settings.budget_ns, settings.seed, shown))
         except NotOfferedError as error:
             what = {"kind": kind, "group": group.name, "backend": backend}
             refused.append({**what, "why": str(error)})
@@ -162,26 +159,7 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
-    return min(_host_free_bytes(), _container_free_bytes()) // here
-
-
-def _host_free_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":") for line in lines)
-        return int(fields["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return 4 << 30  # not Linux: a modest guess
-
-
-def _container_free_bytes() -> int:
-    try:
-        limit, used = (
-            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")
-        )
-    except (OSError, ValueError):  # no such limit
-        return 1 << 62
-    return max(0, limit - used)
+    return free_host_bytes() // here
 
 
 def _own_device() -> torch.device:

@@ -15,14 +15,13 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepscope.records.folders import this_process
 
 if TYPE_CHECKING:
     Marks = list[list[int]]
 
-# How ranks find each other to compare clocks: through the job's store first, then over sockets.
-#
 # Rank 0 opens a port and publishes it in the job's own store; the others connect. In a job of many
 # hosts those who connected first accept the next ones. A rank that cannot connect says so in the
 # store: everybody then uses the store itself, now and in every later meeting.
@@ -488,11 +487,8 @@ def _sign_up(store: Any, prefix: str, rank: int, local: tuple[int, int] | None) 
 
 def _this_host() -> str:
     """Hosts may share a name, and containers of one host have several."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{os.uname().nodename}/{boot}"
+    process = this_process()
+    return f"{process.host}/{process.boot or ''}"
 
 
 # Rounds that tie clocks together: no rank leaves one before every rank has come.

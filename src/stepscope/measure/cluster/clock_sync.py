@@ -26,10 +26,9 @@ from stepscope.measure.cluster.clock_meeting import (
     is_on_several_hosts,
 )
 from stepscope.measure.never_raise import never_raise, note
+from stepscope.measure.ranks import initialised_groups
 from stepscope.measure.writer import started_thread
 
-# Meetings in which the ranks compare their clocks, and what clock.json says about them.
-#
 # They meet before and after every window, and between several hosts all through the run: first at
 # steps that all ranks know, then at the step that rank 0 announced in the meeting before. It
 # chooses the steps by time, so that meetings take less than `BUDGET` of it.
@@ -147,8 +146,8 @@ class ClockSync:
 
     def _store(self) -> Any | None:
         """The job's store, or None without other ranks to meet."""
-        dist = sys.modules.get("torch.distributed")
-        if dist is None or not dist.is_available() or not dist.is_initialized():
+        dist = initialised_groups()
+        if dist is None:
             return None
         self._rank, self._world = int(dist.get_rank()), int(dist.get_world_size())
         if self._world < 2 or dist.get_backend() == "fake":

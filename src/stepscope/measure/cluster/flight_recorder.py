@@ -26,8 +26,6 @@ from stepscope.measure.writer import started_thread
 if TYPE_CHECKING:
     Recorders = Callable[[], list[tuple[str, Callable[[], bytes]]]]
 
-# Turns the entries of torch's flight recorder into lines of comms.jsonl.
-#
 # torch keeps its last collectives in a ring, to debug jobs that hang: 2.13 keeps 2000 by default,
 # 2.9 keeps as many as TORCH_FR_BUFFER_SIZE says. Reading it changes nothing.
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.patches import replace
+from stepscope.measure.ranks import initialised_groups
 
 _LISTED_RANKS = 64
 _OF_BUCKETS = ("buckets", "grad_ready_order")
@@ -28,8 +29,8 @@ _numbers = itertools.count()
 @never_raise
 def groups() -> list[dict[str, Any]]:
     """The process groups this rank is in."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    dist = initialised_groups()
+    if dist is None:
         return []
     world = dist.distributed_c10d._world
     return [

@@ -16,11 +16,8 @@ from stepscope.measure.cluster import flight_recorder, parallel_layout
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.text.figures import signed
 
-# Collectives of the profiler window, and how the job is laid out to need them.
-#
-# Everything is read from what torch records anyway (flight.py, parallel.py), without hooks in the
-# communication itself. A DDP bucket is ready when its all-reduce is created; its end is in the
-# trace.
+# Everything is read from what torch records anyway, without hooks in the communication itself. A
+# DDP bucket is ready when its all-reduce is created; its end is in the trace.
 
 _CLOCK_MOVED_NS = 1_000_000
 _NO_HOOK = (

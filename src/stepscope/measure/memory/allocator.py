@@ -68,12 +68,12 @@ NO_POOLS = PrivatePools()
 
 
 def read_pools(segments: Iterable[Mapping[str, Any]], devices: Sequence[int]) -> PrivatePools:
-    """From `torch.cuda.memory_snapshot()`. Before torch 2.1, segments do not name their pool."""
+    """From `torch.cuda.memory_snapshot()`."""
     sizes: dict[str, int] = {}
     ranges: list[tuple[int, int]] = []
     live = requested = 0
     for segment in segments:
-        pool = tuple(segment.get("segment_pool_id", _SHARED))
+        pool = tuple(segment["segment_pool_id"])
         if pool == _SHARED or int(segment["device"]) not in devices:
             continue
         size, address = int(segment["total_size"]), int(segment["address"])

@@ -17,8 +17,6 @@ import torch
 from stepscope.measure.memory.storages import Key, pieces, tensors_in
 from stepscope.measure.patches import unseen
 
-# The autograd graph of one backward pass as a table: its nodes, what each keeps, what it hands on.
-#
 # What another precision, another batch or recomputed blocks would keep can be worked out from it.
 
 _MOST_NODES = 50_000

@@ -35,8 +35,6 @@ from stepscope.measure.memory.storages import (
 from stepscope.measure.patches import has_compiled
 from stepscope.measure.source_lines import UserLine
 
-# Bytes by category in one training step, without touching the training.
-#
 #     step = MemoryStep(optimizers); step.begin(); ... the step runs ...; step.end() -> memory.json
 #
 # `categories` is the largest size of each category in the step; `peak.categories` is what was held

@@ -25,11 +25,9 @@ from stepscope.measure.memory.autograd_graph import (
     saved_by,
 )
 from stepscope.measure.memory.storages import Form, Key, TensorStorage, form_of, pieces, tensors_in
-from stepscope.measure.patches import is_tracing, surrounds
+from stepscope.measure.patches import is_tracing, replace_until, surrounds
 from stepscope.measure.source_lines import LineWatch, UserLine
 
-# What the autograd graph keeps for backward, by module, read from the graph itself.
-#
 # `saved_tensors_hooks` would be the obvious way, but changes the training: under default hooks
 # PyTorch stops checking for in-place changes, hands custom functions other tensor objects than they
 # saved (their attributes are gone), refuses torch.func and recompiles compiled code. Reading the
@@ -118,7 +116,7 @@ class SavedTensors:
         self._lock = threading.RLock()
         self._timelines: dict[int, ThreadHistory] = {}
         self._kept: dict[int, Any] = {}  # modules that ran: their ids stay unique while they live
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._backward_depth = 0
         self._main = threading.get_ident()
         self._on = False
@@ -163,16 +161,8 @@ class SavedTensors:
             held.clear()
 
     def _patch(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        replacement = around(original)
-
-        def undo() -> None:
-            # A script that wrapped ours meanwhile keeps its wrapper; ours inside it is inert.
-            if getattr(owner, name) is replacement:
-                setattr(owner, name, original)
-
-        setattr(owner, name, replacement)
-        self._undo.append(undo)
+        """A script that wraps ours meanwhile keeps its wrapper; ours inside it is inert."""
+        self._undo.append(replace_until(owner, name, around(getattr(owner, name))))
 
     # what is seen
 

@@ -15,8 +15,6 @@ import torch
 
 from stepscope.measure.steps.optimizers import trained_parameters
 
-# Which storages hold the model, its gradients and the optimizer's state; bytes once per storage.
-#
 # Everything here only reads: no tensor is created, copied or kept alive.
 
 KNOWN = ("parameters", "gradients", "optimizer", "buffers")

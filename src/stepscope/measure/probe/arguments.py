@@ -153,17 +153,6 @@ def build_arguments(
     return positional, keywords
 
 
-def tensors_in(values: list[Any]) -> list[torch.Tensor]:
-    """All tensors of a list of arguments or results, in order."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += tensors_in(list(value))
-    return found
-
-
 def _matches(arguments: Any, recorded: Recorded, *, strict: bool) -> bool:
     """`strict`: as torch records calls today; traces of older ones leave numbers out."""
     if len(arguments) != len(recorded.shapes):

@@ -31,8 +31,6 @@ _DEVICE_ROUND = 8  # repeats that the profiler records at once
 class HostStopwatch:
     """For a CPU: the call's own time."""
 
-    round = 1
-
     def take(self, prepare: Prepare, call: Call, _: Sequence[torch.Tensor]) -> list[float]:
         """One time in nanoseconds."""
         prepared = prepare()
@@ -46,8 +44,6 @@ class HostStopwatch:
 class DeviceStopwatch:
     """For a GPU. Before each repeat its cache is emptied and `fresh` is written: a step leaves
     there what it wrote last."""
-
-    round = _DEVICE_ROUND
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
@@ -77,7 +73,7 @@ class DeviceStopwatch:
         except RuntimeError:
             return None
         try:
-            for _ in range(self.round):
+            for _ in range(_DEVICE_ROUND):
                 prepared = prepare()
                 self._set_cache(fresh)
                 torch.cuda._sleep(_MARK_CYCLES)
@@ -87,7 +83,7 @@ class DeviceStopwatch:
             torch.cuda.synchronize()
         finally:
             profiler.stop()
-        return split_by_marks(_kernels(profiler), self.round)
+        return split_by_marks(_kernels(profiler), _DEVICE_ROUND)
 
     def _set_cache(self, fresh: Sequence[torch.Tensor]) -> None:
         self._clean.sum()  # reading leaves nothing that must be written back later
@@ -115,13 +111,9 @@ class DeviceStopwatch:
         return float(start.elapsed_time(end) * 1e6)
 
 
-def split_by_marks(
-    kernels: Sequence[tuple[int, int, str]] | None, repeats: int
-) -> list[float] | None:
+def split_by_marks(kernels: Sequence[tuple[int, int, str]], repeats: int) -> list[float] | None:
     """The kernels' time between each pair of marks; None if some marks are missing. A kernel is
     its start, its duration and its name."""
-    if kernels is None:
-        return None
     times: list[float] = []
     marks = 0
     for _, duration_ns, name in sorted(kernels):
@@ -134,15 +126,10 @@ def split_by_marks(
     return times if marks == 2 * repeats else None
 
 
-def _kernels(profiler: Any) -> list[tuple[int, int, str]] | None:
-    try:
-        events = profiler.profiler.kineto_results.events()
-        on_device = [
-            event for event in events if event.device_type() != torch.autograd.DeviceType.CPU
-        ]
-        return [(event.start_ns(), event.duration_ns(), event.name()) for event in on_device]
-    except AttributeError:  # torch before 2.4 has other names for them
-        return None
+def _kernels(profiler: Any) -> list[tuple[int, int, str]]:
+    events = profiler.profiler.kineto_results.events()
+    on_device = [event for event in events if event.device_type() != torch.autograd.DeviceType.CPU]
+    return [(event.start_ns(), event.duration_ns(), event.name()) for event in on_device]
 
 
 def find_stopwatch(device: torch.device) -> HostStopwatch | DeviceStopwatch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable
 from statistics import median, quantiles
@@ -12,6 +11,8 @@ from typing import Any
 
 import torch
 
+from stepscope.measure.machine import free_host_bytes
+from stepscope.measure.memory.storages import tensors_in
 from stepscope.measure.probe.arguments import (
     CannotRebuildError,
     Recorded,
@@ -19,7 +20,6 @@ from stepscope.measure.probe.arguments import (
     find_operator,
     input_bytes,
     name_of,
-    tensors_in,
 )
 from stepscope.measure.probe.device import find_stopwatch, math_mode
 from stepscope.records.change_values import precision_of
@@ -50,7 +50,7 @@ class ProbedCall:
     def describe(self) -> dict[str, Any]:
         """Shape, dtype and need of a gradient of each tensor that it returns."""
         with math_mode(self._mode):
-            outputs = tensors_in([self._forward(self._prepared())])
+            outputs = list(tensors_in(self._forward(self._prepared())))
         return {
             "outputs": [[list(out.shape), name_of(out.dtype), out.requires_grad] for out in outputs]
         }
@@ -89,8 +89,8 @@ class ProbedCall:
 
     def _backward_pass(self) -> tuple[Callable[[Any], Any], list[torch.Tensor]] | None:
         """A call that runs it, and the gradients that it begins with; None if there is none."""
-        outputs = tensors_in([self._forward(self._prepared())])
-        outputs = [out for out in outputs if out.requires_grad]
+        returned = self._forward(self._prepared())
+        outputs = [out for out in tensors_in(returned) if out.requires_grad]
         everything = [*self._positional, *self._keywords.values()]
         inputs = [tensor for tensor in tensors_in(everything) if tensor.requires_grad]
         if not outputs or not inputs:
@@ -229,8 +229,4 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + kept)
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as lines:  # noqa: PTH123
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_host_bytes()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.measure import folder as layout
 from stepscope.measure.never_raise import never_raise, note
@@ -31,7 +31,7 @@ from stepscope.records.folders import (
 )
 
 if TYPE_CHECKING:
-    from stepscope.measure.settings import Settings
+    from stepscope.measure.processes import RunningSession
     from stepscope.measure.writer import AsLines
 
     Line = dict[str, Any]
@@ -62,15 +62,6 @@ _LONG = 20  # recorded steps where no stall can be expected
 _SLACK = 0.1  # of the distance between regular stalls
 _FAR = 10  # nearer ones must keep their distance exactly
 _PHASES = (*PHASE_FIELDS, OTHER)
-
-
-class Training(Protocol):
-    """What the watch needs of the session."""
-
-    number: int  # of the running step
-    settings: Settings
-
-    def wake(self, step: int) -> None: ...
 
 
 class StalledStep(NamedTuple):
@@ -117,7 +108,7 @@ class StallWatch:
     """Turns notes into lines like the function that it wraps, and watches them."""
 
     def __init__(
-        self, as_lines: AsLines, training: Training, schedule: Schedule, folder: Path
+        self, as_lines: AsLines, training: RunningSession, schedule: Schedule, folder: Path
     ) -> None:
         self._as_lines, self._training = as_lines, training
         self._schedule, self._folder = schedule, folder
@@ -213,7 +204,7 @@ class StallWatch:
     def _window(self, first: int, active: int) -> PlannedWindow | None:
         warmup = self._training.settings.warmup
         window = PlannedWindow(
-            first=first, warmup=warmup, active=active, file=STALL_TRACE, alone=True
+            first=first, warmup=warmup, active=active, file=STALL_TRACE, kind="stall"
         )
         return window if self._schedule.is_free(window.first, window.last) else None
 
@@ -255,7 +246,7 @@ class WindowRequests:
 
     def __init__(
         self,
-        training: Training,
+        training: RunningSession,
         schedule: Schedule,
         run: Path,
         flush_s: float,
@@ -338,7 +329,7 @@ class WindowRequests:
             warmup=warmup,
             active=active,
             file=step_trace(first + warmup),
-            asked=True,
+            kind="asked",
         )
         if self._training.number + 1 >= first:
             note("window", f"the window requested at step {first} was seen too late")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from stepscope.measure.folder import COMMS, TRACE
 from stepscope.records.folders import step_trace
@@ -16,6 +16,12 @@ DEFAULT_WAIT = 10
 LINES = TRACE.replace(".", "-lines.", 1)
 
 
+# Early ones are replaced by later windows, in case the script ends before those. Regular ones are
+# those of `--every`, `asked` ones somebody requested while the job ran (extra_windows.py); `lines`
+# marks the user's lines.
+Kind = Literal["early", "planned", "regular", "stall", "asked", "lines"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWindow:
     """Steps `first` to `last`; those before `first_active` only warm the profiler up."""
@@ -24,20 +30,12 @@ class PlannedWindow:
     warmup: int
     active: int
     file: str = TRACE  # a later window with the same file replaces it
-    regular: bool = False  # one of `--every`
-    alone: bool = False  # on this rank only
-    asked: bool = False  # while the job ran: see window_requests.py
-    lines: bool = False  # mark the user's lines
+    kind: Kind = "planned"
 
     @property
-    def is_early(self) -> bool:
-        """One that later windows replace, in case the script ends before them."""
-        return self in _EARLY
-
-    @property
-    def is_plain(self) -> bool:
-        """One that is recorded without anybody asking for more than a trace."""
-        return not (self.regular or self.alone or self.asked or self.lines)
+    def alone(self) -> bool:
+        """Whether only this rank records it."""
+        return self.kind in ("stall", "lines")
 
     @property
     def first_active(self) -> int:
@@ -50,18 +48,21 @@ class PlannedWindow:
     @property
     def meets(self) -> bool:
         """Whether the ranks compare their clocks before and after it."""
-        return not (self.alone or self.asked)
+        return self.kind in ("early", "planned", "regular")
 
     @property
     def comms_file(self) -> str:
         """Regular windows and those asked for have one of their own, which goes with the trace."""
-        own = self.regular or self.asked
+        own = self.kind in ("regular", "asked")
         return f"comms-step-{self.first_active}.jsonl" if own else COMMS
 
 
 # A script may end or be killed after a few steps, so short windows come first; each later window
 # replaces the trace. The first step is left out: it sets things up.
-_EARLY = (PlannedWindow(first=1, warmup=1, active=1), PlannedWindow(first=6, warmup=1, active=2))
+_EARLY = (
+    PlannedWindow(first=1, warmup=1, active=1, kind="early"),
+    PlannedWindow(first=6, warmup=1, active=2, kind="early"),
+)
 _EARLY_MEMORY = 5
 _HOST_STEPS = 5  # every second one also stops inside forward
 
@@ -122,13 +123,10 @@ class Schedule:
         return next((window for window in self._around(step) if window.last + 1 == step), None)
 
     def is_special(self, step: int) -> bool:
-        return self.measures_memory(step) or self.measures_host(step)
+        return step in self.memory_steps or step in self.host_steps
 
     def measures_memory(self, step: int) -> bool:
         return step in self.memory_steps
-
-    def measures_host(self, step: int) -> bool:
-        return step in self.host_steps
 
     def stops_in_forward(self, step: int) -> bool:
         return step in self.host_steps[1::2]
@@ -167,12 +165,12 @@ def regular_distance(settings: Settings) -> int:
 
 def _lines_window(first: int) -> PlannedWindow:
     """Its marks lengthen the steps, so it is apart from the window that times come from."""
-    return PlannedWindow(first=first, warmup=1, active=2, file=LINES, alone=True, lines=True)
+    return PlannedWindow(first=first, warmup=1, active=2, file=LINES, kind="lines")
 
 
 def _regular(settings: Settings, first: int) -> PlannedWindow:
     window = PlannedWindow(
-        first=first, warmup=settings.warmup, active=settings.active, regular=True
+        first=first, warmup=settings.warmup, active=settings.active, kind="regular"
     )
     return _shifted(window, 0)
 

@@ -31,8 +31,6 @@ from stepscope.text.figures import duration
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
-# The profiler windows of one rank: when one opens and closes, and why one does not.
-#
 # A script's own profiler comes first: no window opens next to it, and an open one is given up.
 
 # Saving what one step recorded takes a tenth of this with ten thousand operators.
@@ -59,7 +57,7 @@ class ProfilerWindows:
         """Whether it runs now."""
         if self.running is not None:
             self.finish(self.running)
-        if self._dear and planned.is_plain:
+        if self._dear and planned.kind in ("early", "planned"):
             return False
         problem = self._why_not(one_thread_trains=one_thread_trains)
         if problem:
@@ -97,7 +95,7 @@ class ProfilerWindows:
             self._keep(window)
         else:
             self.running = window
-        if window.planned.is_early and took_s > _DEAR_S:
+        if window.planned.kind == "early" and took_s > _DEAR_S:
             self._dear = True
             note(
                 "window",
@@ -112,7 +110,7 @@ class ProfilerWindows:
         self._saved = [*filter(lambda saved: saved.file.is_busy, self._saved), window]
 
     def _after_saving(self, planned: PlannedWindow, folder: Path) -> Callable[[], object]:
-        if not planned.regular:
+        if planned.kind != "regular":
             return lambda: None
         self._kept = self._kept or KeptWindows(folder, regular_distance(self._settings))
         return functools.partial(self._kept.saved, planned)
@@ -135,7 +133,9 @@ class ProfilerWindows:
         window.step()
         return True
 
-    def script_profiler_begins(self, profiler: Any) -> None:
+    @never_raise
+    def profiler_begins(self, profiler: Any) -> None:
+        """Ours, or one of the script's own."""
         window = self.running
         if window is not None and window.owns(profiler):
             return
@@ -145,7 +145,8 @@ class ProfilerWindows:
             note("window", "the window was dropped: the script used the profiler itself")
             window.abandon()
 
-    def script_profiler_ends(self, profiler: Any) -> None:
+    @never_raise
+    def profiler_ends(self, profiler: Any) -> None:
         self._script_profilers.discard(profiler)
 
     def close(self, steps: int) -> None:
@@ -153,7 +154,7 @@ class ProfilerWindows:
         if self.running is not None:
             self._stop(self.running, steps)
         for window in self._saved:
-            window.close()
+            window.file.close()
 
     def _stop(self, window: Window, steps: int) -> None:
         """The script ends inside the window: keep what was recorded, unless there is better."""
@@ -248,7 +249,7 @@ class Window:
         )
         self.profiler.step_num = first
         self.profiler.current_action = action(first)
-        self._lines = LineWatch(profiler_mark) if planned.lines else None
+        self._lines = LineWatch(profiler_mark) if planned.kind == "lines" else None
         self._begun = first  # the running step
         self.over = False  # the last step has ended, but the trace is not saved yet
         self._until_ns: int | None = None  # nothing later is recorded
@@ -290,7 +291,7 @@ class Window:
     def finish(self) -> bool:
         """After the last step: stop and save the trace.
 
-        False while that step's communication is under way (see gloo_drain.py): recording stops, and
+        False while that step's communication is under way: recording stops, and
         the caller asks again after a later step.
         """
         self._leave_lines()
@@ -338,9 +339,6 @@ class Window:
     def let_go(self) -> None:
         """The trace is saved: the profiler's events take memory that the training may need."""
         self.profiler = None
-
-    def close(self) -> None:
-        self.file.close()
 
 
 # A window's trace on disk: written by the profiler as text, then compressed; whole or absent.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure.cluster.clock_sync import RUN, ClockSync
-from stepscope.measure.cluster.collector_address import Rendezvous
 from stepscope.measure.cluster.flight_recorder import CollectiveLog
 from stepscope.measure.cluster.tcp_links import Links
 from stepscope.measure.folder import KeptJson
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from stepscope.measure.profiler.extra_windows import WindowRequests
     from stepscope.measure.profiler.sampler import Sampler
 
-# The files a rank writes while it trains: step times, clock rounds, collectives, samples.
-
 
 class RankParts:
     """One rank's open files, its clock rounds and its sampler."""
@@ -43,8 +40,7 @@ class RankParts:
         compiler: CompilerLog | None,
     ) -> None:
         self.folder = folder
-        rank, world_size = rank_and_world()
-        alone = world_size == 1
+        alone = rank_and_world()[1] == 1
         self._steps = steps
         self.device = DeviceClock.here()
         self._writing: list[threading.Thread] = []
@@ -56,9 +52,6 @@ class RankParts:
         self._links = None if alone else Links()
         self._requests, self._compiler = requests, compiler
         steps.beside = self._look_around
-        self._rendezvous = None if alone else Rendezvous(folder.parent, rank)
-        if self._rendezvous is not None:
-            self._rendezvous.publish()
 
     def _look_around(self) -> None:
         """In the writer's thread, once per flush."""
@@ -83,8 +76,6 @@ class RankParts:
 
     @never_raise
     def synchronise(self, label: str, step: int) -> None:
-        if self._rendezvous is not None and label == "end":
-            self._rendezvous.look()
         before = self._clocks.entries
         self._clocks.synchronise(label, step)
         if self._clocks.entries != before:

@@ -1,6 +1,5 @@
-"""Count the steps of one rank, note their times and let each part act when it is due; a
-trial's session also keeps losses and ends itself. Called by hooks, so it costs tens of
-microseconds a step.
+"""Count the steps of one rank, note their times and let each part act when it is due. Called by
+hooks, so it costs tens of microseconds a step.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import deque
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns, time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
@@ -48,11 +47,6 @@ from stepscope.measure.steps.phases import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, 
 from stepscope.measure.steps.step_times import Anchor, StepLines, StepMeter, step_marks
 from stepscope.measure.writer import AsLines, LineWriter, StepPacking, flush_interval_s
 
-if TYPE_CHECKING:
-    from stepscope.fix.begin import ChangedTraining
-
-# One rank's capture: counts steps, notes their times, and lets each part act when it is due.
-#
 # A process becomes a rank when it ends its first step. Until then nothing but a line in its host's
 # list of processes is written, so launchers, data-loader workers and helpers leave no rank folder.
 
@@ -63,10 +57,13 @@ MOST_NOTES = 1 << 16
 class Session:
     """Called by hooks at every boundary; costs tens of microseconds a step outside the window."""
 
-    trial: TrialLog | None = None
-
-    def __init__(self, settings: Settings, *, from_outside: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, *, trial: TrialLog | None = None, from_outside: bool = False
+    ) -> None:
+        """`trial`: what a capture with remedies, or one that ends itself, keeps beside its steps.
+        `from_outside`: under `stepscope run`."""
         self.settings = settings
+        self.trial = trial
         self.start_up = StartUp(from_outside=from_outside)
         self.number = 0  # of the running step
         self._schedule = Schedule.plan(settings)
@@ -85,7 +82,7 @@ class Session:
         self._parts: RankParts | None = None
         self._training: TrainingThread | None = None
         self._rank_file: RankFile | None = None
-        self._windows = ProfilerWindows(settings)
+        self.windows = ProfilerWindows(settings)
         self._choice = TraceChoice(traced=True, rule="all")  # until the rank is known
         self._stalls: StallWatch | None = None
         self._special = SpecialSteps()
@@ -188,7 +185,7 @@ class Session:
             if self.phases_wanted:
                 self.phase_changes("optimizer", entering=True)
             return with_closure(
-                args, kwargs, lambda closure: timed_closure(closure, self.notes, self._windows)
+                args, kwargs, lambda closure: timed_closure(closure, self.notes, self.windows)
             )
         except Exception as error:
             note("before an optimizer's step", error)
@@ -223,7 +220,7 @@ class Session:
     @property
     def is_plain(self) -> bool:
         """Whether the running step is neither profiled nor a special one."""
-        return self._windows.running is None and self._special.mark is None
+        return self.windows.running is None and self._special.mark is None
 
     def _is_training_thread(self) -> bool:
         """Whether this is the first thread that trains; remember whether others train too."""
@@ -258,15 +255,6 @@ class Session:
             self._training.wait_until_closed()
 
     @never_raise
-    def profiler_begins(self, profiler: Any) -> None:
-        """Ours, or one of the script's own."""
-        self._windows.script_profiler_begins(profiler)
-
-    @never_raise
-    def profiler_ended(self, profiler: Any) -> None:
-        self._windows.script_profiler_ends(profiler)
-
-    @never_raise
     def step_ends(self) -> None:
         if self._is_training_thread():
             self._step_ends()
@@ -278,7 +266,7 @@ class Session:
         parts = self._parts or self._become_rank()
         if parts is None:
             return
-        now, number, window = perf_counter_ns(), self.number, self._windows.running is not None
+        now, number, window = perf_counter_ns(), self.number, self.windows.running is not None
         events = parts.device.mark() if parts.device is not None else None
         marks = step_marks(skipped=skipped, first=self._cut, last=last, own=self._special.mark)
         said = self._meter.read(now) if self._meter is not None else None
@@ -294,9 +282,13 @@ class Session:
 
     def _act(self, parts: RankParts) -> None:
         """The time this takes lies between two steps and belongs to neither."""
+        if self.trial is not None and self.number >= self.trial.stop_after:
+            await_device()  # the host may be many steps ahead: their times would not be known
+            self.close()
+            end_process(parts.folder, rank_and_world()[1])
         self._load.pause(self.number, self.optimizers.known)
         self._end_special_step(parts)
-        parts.look_at_others(self.number, disturbed=self._windows.running is not None)
+        parts.look_at_others(self.number, disturbed=self.windows.running is not None)
         self._due = min(self._next_due(self.number + 1), parts.due(self.number + 1))
         self._begin(parts)
         self._load.resume(self.number, plain=self.is_plain)
@@ -308,7 +300,8 @@ class Session:
             parts.device.restart()
 
     def _next_due(self, step: int) -> int:
-        return self._schedule.next_due(step)
+        ends = self.trial.stop_after if self.trial is not None else sys.maxsize
+        return min(self._schedule.next_due(step), ends)
 
     def _begin(self, parts: RankParts) -> None:
         step = self.number
@@ -319,11 +312,11 @@ class Session:
             self._close_window(parts, closes)
         elif self._schedule.is_special(step):
             self._begin_special_step()
-        elif self._windows.step_begins(step):
+        elif self.windows.step_begins(step):
             self._comms.step_begins(step)
 
     def _begin_special_step(self) -> None:
-        if self._alone and self._choice.traced and self._windows.running is None:
+        if self._alone and self._choice.traced and self.windows.running is None:
             self._special.begin(self.number, self._schedule, self.optimizers.known, self.settings)
             self.phases_wanted = self.ranges is not None or self._special.mark is not None
 
@@ -331,14 +324,14 @@ class Session:
         parts.sampler_pauses()
         if planned.meets:
             parts.synchronise("start", self.number)  # on every rank, even if no window opens
-        if self._choice.traced and self._windows.open(
+        if self._choice.traced and self.windows.open(
             planned, parts.folder, one_thread_trains=self._alone
         ):
             self._comms.window_begins(self.number)
 
     def _close_window(self, parts: RankParts, planned: PlannedWindow) -> None:
-        if (window := self._windows.running) is not None:
-            self._windows.finish(window)
+        if (window := self.windows.running) is not None:
+            self.windows.finish(window)
             lines = self._comms.window_ends(self.number - 1)
             if not planned.alone:
                 parts.collectives(lines, planned.comms_file)
@@ -395,12 +388,14 @@ class Session:
     def _describe(self, status: str) -> None:
         if self._rank_file is None:
             return
+        if self.trial is not None and self._parts is not None and status == "finished":
+            self.trial.write(self._parts.folder)
         progress = {
             "steps": self.number,
             "steps_end_with": what_ends_steps(self.settings.step_on, self.passes),
             "skipped": self._skipped,
             "trace": {"chosen": self._choice.traced, "ranks": self._choice.rule},
-            "windows": self._windows.content(),
+            "windows": self.windows.content(),
             "stall_window": self._stalls.content() if self._stalls is not None else None,
             "start_up": self.start_up.content(),
             "counters": self._meter.content() if self._meter is not None else None,
@@ -425,7 +420,7 @@ class Session:
         if self._parts is not None:
             self._parts.close(self.number)  # before the window, whose stop may wait
         if not at_once:
-            self._windows.close(self.number)
+            self.windows.close(self.number)
         self._describe("finished")
 
     @never_raise
@@ -444,9 +439,9 @@ class Session:
         has_trained = bool(self.number or self.passes_ended or self.in_backward)
         self._in_fork = True
         self.thread = 0
-        self._windows.running = None
+        self.windows.running = None
         self._special.forget()
-        if self._windows.ever_started:
+        if self.windows.ever_started:
             end_without_destructors()
         if has_trained or self._closed or self.trial is not None:
             self._closed = True
@@ -539,31 +534,3 @@ class Ranges:
             if torch is not None and torch.cuda.is_available():
                 self._nvtx = torch.cuda.nvtx
         return self._nvtx
-
-
-# A capture with remedies applied, or of a trial that ends itself after some steps.
-
-
-class TrialSession(Session):
-    """A Session that also keeps what trials need."""
-
-    trial: TrialLog
-
-    def __init__(self, settings: Settings, training: ChangedTraining | None) -> None:
-        self.trial = TrialLog(training, settings.stop_after, keep_losses=settings.trial)
-        super().__init__(settings, from_outside=True)
-
-    def _next_due(self, step: int) -> int:
-        return min(super()._next_due(step), self.trial.stop_after)
-
-    def _act(self, parts: RankParts) -> None:
-        if self.number >= self.trial.stop_after:
-            await_device()  # the host may be many steps ahead: their times would not be known
-            self.close()
-            end_process(parts.folder, rank_and_world()[1])
-        super()._act(parts)
-
-    def _describe(self, status: str) -> None:
-        if status == "finished" and self._parts is not None:
-            self.trial.write(self._parts.folder)
-        super()._describe(status)

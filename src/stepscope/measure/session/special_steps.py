@@ -16,14 +16,12 @@ from stepscope.measure import folder as layout
 from stepscope.measure.cuda_graphs import gate
 from stepscope.measure.memory.memory_step import MemoryStep
 from stepscope.measure.never_raise import never_raise
-from stepscope.measure.patches import has_compiled
+from stepscope.measure.patches import has_compiled, replace_until
 from stepscope.measure.ranks import rank_and_world
 
 if TYPE_CHECKING:
     from stepscope.measure.profiler.schedule import Schedule
     from stepscope.measure.settings import Settings
-
-# Steps that measure something more than their time: memory by category, the host's own time.
 
 
 class SpecialSteps:
@@ -217,7 +215,8 @@ class HostStep:
     def _watch_blocking_calls(self) -> None:
         tensor = sys.modules["torch"].Tensor
         for name in _BLOCKING:
-            self._replace(tensor, name, self._first_drained(getattr(tensor, name)))
+            drained = self._first_drained(getattr(tensor, name))
+            self._undo.append(replace_until(tensor, name, drained))
 
     def _first_drained(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -237,28 +236,13 @@ class HostStep:
             self._module_begins()
             return original(called, *args, **kwargs)
 
-        self._replace(module, "_call_impl", call)
+        self._undo.append(replace_until(module, "_call_impl", call))
 
     @never_raise
     def _module_begins(self) -> None:
         self._modules += 1
         if self._modules % _MODULES == 0 and get_ident() == self._thread:
             self._drain()
-
-    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
-        own = vars(owner)
-        inherited, original = name not in own, own.get(name)
-        setattr(owner, name, replacement)
-
-        def restore() -> None:
-            if vars(owner).get(name) is not replacement:
-                return  # somebody else has replaced it since
-            if inherited:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
-        self._undo.append(restore)
 
 
 def _in_order(roots: Iterable[Any]) -> list[Any]:

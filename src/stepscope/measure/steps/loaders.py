@@ -18,8 +18,6 @@ from typing import Any
 
 from stepscope.measure.never_raise import never_raise
 
-# What feeds the training: each DataLoader's settings, and what its batches cost.
-#
 # Counted while the training runs, a few additions for each batch: the time to make a batch (inside
 # the workers too, where they were forked), the processor time to receive one, and what starting the
 # workers takes. Nothing is asked of the dataset: only what torch has stored is read.

@@ -15,8 +15,6 @@ from stepscope.measure.cuda_graphs import gate
 from stepscope.measure.patches import has_compiled, unseen
 from stepscope.measure.source_lines import running_line
 
-# Which optimizers step, and when: nested, with a closure, or interrupted by an exception.
-
 _MOST_LINES = 16
 _WRAPPER, _TORCHS = "wrapper", f"optim{os.sep}optimizer.py"  # torch's own, around every step
 

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# What the training thread notes about its steps; step_clock.py turns notes into times.
-#
 # The training thread only notes events with their times. The writer's thread attributes the time,
 # many steps at once. Between two notes the training evicts the processor's caches, so a line of
 # Python costs several times as much there as in a loop of its own.
@@ -31,7 +29,7 @@ EXHAUSTED, NO_BATCH = -1, -2
 
 # What only the training thread knows about a step that ends: its number, the wall clock, whether
 # the profiler ran, the device's events around it, marks of what is unusual, whether the first
-# PERHAPS since the previous step's end also ended a step, and what the system says (step_meter.py).
+# PERHAPS since the previous step's end also ended a step, and what the system says (step_times.py).
 Ended = tuple[int, int, bool, Any, tuple[str, ...], bool, Any]
 
 

@@ -17,11 +17,6 @@ from stepscope.measure.cuda_graphs import gate
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.steps.phases import COUNTS, PHASES, RARE_PHASES, Ended, Note, StepClock
 
-# Every step's times, measured without the profiler: wall, device, phases, and what else is noted.
-#
-# step_notes.py says what the training thread notes, step_clock.py which phase gets which
-# nanosecond.
-
 _TEXT = (
     '"step": %d, "wall_ns": %d, '
     + "".join(f'"{phase}_ns": %d, ' for phase in PHASES)
@@ -102,7 +97,7 @@ def _text(step: Ended, wall_ns: int, spent: dict[str, int], changes: dict[str, i
 
 def step_marks(*, skipped: bool, first: bool, last: bool, own: str | None) -> tuple[str, ...]:
     """What is unusual about a step: its beginning (`first`) or end (`last`) was not seen, or its
-    times include our `own` work (special_steps.py)."""
+    times include our `own` work (session/special_steps.py)."""
     if not (skipped or first or last or own):
         return ()
     marks = {"skipped": skipped, "first": first, "last": last}

@@ -11,8 +11,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.compiling.compiled_step import CompiledStep
-from stepscope.predict.kernel_costs import COMPILED_SPACING_NS, LAUNCH_NS, PER_NODE_NS
+from stepscope.predict.kernel_costs import (
+    COMPILED_SPACING_NS,
+    LAUNCH_NS,
+    PER_NODE_NS,
+    with_durations,
+)
 from stepscope.predict.step_context import StepContext
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text
@@ -24,10 +28,9 @@ from stepscope.step.work import rows_named
 from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
+    from stepscope.predict.compiling.compiled_step import CompiledStep
     from stepscope.step.graph import Flags, Floats
 
-# The host's time for a compiled step: one call after the other, without autograd's nodes.
-#
 # A compiled pass is Python code that calls its kernels one by one. The eager step shows the host's
 # pace: its time per operator, where one that launches something counts as eight of those that do
 # not (views, allocations). On 20 pairs of an eager and a compiled step on an H200 (14 models,
@@ -61,7 +64,7 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 def relaunch(context: StepContext, compiled: CompiledStep, *, graphed: bool) -> HostTimes:
     """The step with the compiled tasks and calls; `graphed` launches each graph as one."""
-    graph = replace(context.graph, tasks=replace(context.graph.tasks, dur_ns=compiled.dur_ns))
+    graph = with_durations(context.graph, compiled.dur_ns)
     before = in_passes(graph.calls)
     eager_ns = _host_ns(graph.calls, before)
     eager = count_operators(context)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.flops import DTYPES
-from stepscope.explain.flops.call import Call, Dims, Unknown
+from stepscope.explain.flops.call import DTYPES, Call, Dims, Unknown
+from stepscope.explain.memory.model import ATTENTION
 from stepscope.predict.compiling.fused_loops import (
     CallValues,
     FusedLoop,
@@ -21,6 +21,7 @@ from stepscope.predict.compiling.fused_loops import (
 )
 from stepscope.predict.kernel_costs import (
     ALIGNED_BYTES,
+    ELEMENT_BYTES,
     FLOOR_NS,
     MEMORY_SHARE,
     Family,
@@ -40,8 +41,6 @@ from stepscope.trace.links import distinct, nearest_of
 if TYPE_CHECKING:
     from stepscope.step.graph import Flags, Floats, Ints
 
-# An eager step as torch.compile would run it: its tasks with their new times.
-#
 # Loops fuse along each pass (fused_loops.py). Products, convolutions and attention stay as they
 # are; around convolutions, changes of layout disappear. The optimizer is not compiled.
 
@@ -203,16 +202,14 @@ def _best_rate(context: StepContext) -> float:
 
 def _change_layout(context: StepContext, dur_ns: Floats, gone: Flags) -> bool:
     """Take away changes of layout around convolutions, if the compiler changes them itself."""
-    operators, tasks, trace = context.operators, context.graph.tasks, context.trace
-    convolution = operators.family == Family.CONVOLUTION
+    convolution = context.operators.family == Family.CONVOLUTION
     if not convolution.any():
         return False
     if not keeps_channels_last(_forward_calls(context)):
         return False
-    rows = np.where(convolution, tasks.row, -1)
-    conversion = by_text(trace, trace.device.name, rows, is_conversion, False)
+    conversion = convolution & context.kernels_named(CONVERSION.search)
     gone |= conversion
-    own = by_text(trace, trace.device.name, rows, is_own_depthwise, False)
+    own = convolution & context.kernels_named(_OWN_DEPTHWISE.search)
     if own.any() and context.ceilings:
         _use_cudnn(context, own, dur_ns)
     return bool(conversion.any() or own.any())
@@ -255,7 +252,9 @@ _CONVOLUTION = lazy_pattern(r"conv")
 _FEW = 64  # channels
 _MOST_NODES = 300  # per convolution
 _NODES_PER_KERNEL = 3  # of a graph: views and conversions launch nothing
-_CONVERSION = lazy_pattern(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
+# Kernels that only change a tensor's layout around a convolution, and PyTorch's own kernels: with
+# channels last, cuDNN's are used.
+CONVERSION = lazy_pattern(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
 _OWN_DEPTHWISE = lazy_pattern(r"conv_depthwise[23]d_")
 
 
@@ -267,16 +266,6 @@ def keeps_channels_last(calls: Sequence[Call]) -> bool:
     if any(_is_grouped(given, weight) or _halves(weight) for given, weight in weights):
         return False
     return not all(max(weight[:2]) <= _FEW for _, weight in weights)
-
-
-def is_conversion(kernel: str) -> bool:
-    """A kernel that only changes a tensor's layout around a convolution."""
-    return _CONVERSION.search(kernel) is not None
-
-
-def is_own_depthwise(kernel: str) -> bool:
-    """PyTorch's own kernel; with channels last, cuDNN's is used."""
-    return _OWN_DEPTHWISE.search(kernel) is not None
 
 
 def _shapes(call: Call) -> tuple[Dims, Dims] | None:
@@ -303,8 +292,6 @@ def _halves(weight: Dims) -> bool:
 
 _NARROW = tuple(DTYPES.index(name) for name in ("bf16", "fp16"))
 _TF32 = (DTYPES.index("tf32"),)
-_NARROW_PEAK, _TF32_PEAK = "bf16", "tf32"  # that of fp16 is the same as bf16's
-_NARROW_BYTES, _TF32_BYTES = 2, 4  # of an element
 
 
 def pad_products(context: StepContext, dur_ns: Floats) -> Floats:
@@ -314,9 +301,9 @@ def pad_products(context: StepContext, dur_ns: Floats) -> Floats:
     if context.memory_change.autocast:
         narrow |= ~find_before_training(context)
     moved = np.where(np.isin(operators.dtype, _NARROW), 1.0, 0.5) * operators.bytes_moved.clip(0)
-    padded = _pad(context, dur_ns, narrow, moved, _NARROW_PEAK, _NARROW_BYTES)
+    padded = _pad(context, dur_ns, narrow, moved, "bf16")  # fp16 has the same peak
     tf32 = np.isin(operators.dtype, _TF32) & ~narrow
-    return _pad(context, padded, tf32, operators.bytes_moved.clip(0), _TF32_PEAK, _TF32_BYTES)
+    return _pad(context, padded, tf32, operators.bytes_moved.clip(0), "tf32")
 
 
 def _pad(
@@ -325,13 +312,12 @@ def _pad(
     chosen: Flags,
     moved: Floats,
     peak: str,
-    item_bytes: int,
 ) -> Floats:
     operators, ceilings = context.operators, context.ceilings
     product = (operators.family == Family.MATMUL) & (operators.flops > 0) & chosen
     if ceilings is None or peak not in ceilings.flops or not product.any():
         return dur_ns
-    unaligned = product & (find_alignment(context, item_bytes) < ALIGNED_BYTES)
+    unaligned = product & (find_alignment(context, ELEMENT_BYTES[peak]) < ALIGNED_BYTES)
     padded = dur_ns.copy()
     backward = context.task_phase == Phase.BACKWARD
     for in_backward in (False, True):
@@ -355,7 +341,6 @@ def _pad(
 # mask is passed, and causal attention computes the half that it would skip.
 
 _QUESTION = "aten::is_nonzero"
-_ATTENTION = "aten::scaled_dot_product_attention"
 _MASK, _CAUSAL = 3, 5  # arguments of attention
 _PRODUCTS = (Family.MATMUL, Family.CONVOLUTION, Family.ATTENTION)
 # Half of the square, and the blocks on the diagonal as a whole: 1.8 to 2.2 on an H200 for lengths
@@ -392,16 +377,13 @@ def _find_attention(context: StepContext, *, causal: bool) -> Flags:
     trace, graph = context.trace, context.graph
     host, calls = trace.host, graph.calls
     operators = host.kind == HostKind.OPERATOR
-    attention = rows_named(trace, host, operators, _ATTENTION.__eq__)
+    attention = rows_named(trace, host, operators, ATTENTION.__eq__)
     rows = np.flatnonzero(attention)
     wanted = by_text(trace, host.concrete, rows, _is_causal, False) == causal
     wanted &= ~by_text(trace, host.shapes, rows, _has_mask, False)
     attention[rows[~wanted]] = False
-    created_by = np.where(
-        calls.operator >= 0, host.forward_of[np.maximum(calls.operator, 0)], np.int32(-1)
-    )
     inside = nearest_of(host, attention, calls.row) >= 0
-    inside |= nearest_of(host, attention, created_by) >= 0
+    inside |= nearest_of(host, attention, context.created_by) >= 0
     found: Flags = inside[graph.tasks.call] & (context.operators.family == Family.ATTENTION)
     return found
 

@@ -17,8 +17,6 @@ from stepscope.explain.flops.prices import price_call
 from stepscope.explain.flops.products import broadcast
 from stepscope.text.words import lazy_pattern
 
-# Which operators of a pass become one loop, and the bytes that the loop moves.
-#
 # Loops over as many elements fuse if one reads what the other made, or both read the same. What is
 # computed from sums of a loop belongs to that loop. A library call ends the loops whose results it
 # needs, for all that depends on the call. Each loop reads once what it did not make, and writes

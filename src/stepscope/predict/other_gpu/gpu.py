@@ -19,8 +19,6 @@ from stepscope.text.words import SITE
 from stepscope.trace.files import read_whole
 from stepscope.trace.machine_profiles import read_profile
 
-# GPUs as predictions need them: data sheets, and the rates that kernels reach on them.
-#
 # A rate is measured if the GPU was among those fitted or if `calibrate` ran on it. Otherwise it
 # follows from its peak, its watts and its generation (docs/records/gpus.md).
 

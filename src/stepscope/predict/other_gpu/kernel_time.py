@@ -5,7 +5,7 @@ Every function works on columns of shapes and returns milliseconds of the kernel
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -32,21 +32,20 @@ _NORM_THREADS, _MOST_THREADS = 128, 1024
 _NORM_BLOCKS = 8  # of a norm that the registers of a multiprocessor hold
 
 
+class DtypeRate(NamedTuple):
+    """FLOP/s of a dtype: of long products, which the limit of watts slows, and at full clocks."""
+
+    long: float
+    full: float
+    element_bytes: float = 4
+
+
 def product_ms(
-    batch: Floats,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    *,
-    rate: float,
-    full_rate: float,
-    element_bytes: float,
-    gpu: Gpu,
-    how: ProductFit,
-    fit: TransferFit | None = None,
+    shapes: Floats, rate: DtypeRate, gpu: Gpu, how: ProductFit, fit: TransferFit | None = None
 ) -> Floats:
     """`batch` products of (m, k) by (k, n), on the tile that suits the shape best."""
-    per_multiprocessor = rate / gpu.multiprocessors / 1e3
+    batch, m, n, k = shapes.T
+    per_multiprocessor = rate.long / gpu.multiprocessors / 1e3
     best = np.full(len(m), np.inf)
     for tile in how.tiles:
         for split in _SPLITS:
@@ -59,8 +58,8 @@ def product_ms(
                 added = batch * m * n * _ADDED_BYTES * (split + 1)
                 time += added / (gpu.bytes_s * how.split_share) * 1e3 + _SPLIT_START_MS
             best = np.minimum(best, time)
-    best = best * (rate / full_rate) ** (1 - _slowing(n, k, best, how))
-    moved = element_bytes * batch * (m * k + n * k + m * n)
+    best = best * (rate.long / rate.full) ** (1 - _slowing(n, k, best, how))
+    moved = rate.element_bytes * batch * (m * k + n * k + m * n)
     memory = moved / gpu.bytes_s * 1e3
     if how.copies:
         memory = moved_ms(moved, gpu, fit, copies=how.copies)
@@ -138,25 +137,16 @@ def _softmax_block(columns: Floats, vector: float) -> tuple[Floats, Floats]:
     return threads, whole + np.ceil(rest / threads)
 
 
-def attention_ms(
-    batch: Floats,
-    length: Floats,
-    heads: Floats,
-    width: Floats,
-    *,
-    rate: float,
-    full_rate: float,
-    gpu: Gpu,
-    how: AttentionFit,
-) -> Floats:
+def attention_ms(shapes: Floats, rate: DtypeRate, gpu: Gpu, how: AttentionFit) -> Floats:
     """Fused causal attention, forward: a start, then FLOPs.
 
     Short kernels run at full clocks; the limit of watts slows long ones.
     """
+    batch, length, heads, _, width = shapes.T
     flops = 2.0 * batch * heads * length * length * width
-    slowed = 1e3 * flops / (rate * how.share)
+    slowed = 1e3 * flops / (rate.long * how.share)
     power = slowed / (slowed + how.calm_ms)
-    total: Floats = slowed * (rate / full_rate) ** (1 - power)
+    total: Floats = slowed * (rate.long / rate.full) ** (1 - power)
     return total + how.start_cycles / (gpu.row.boost_mhz * 1e3)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
+from stepscope.predict.kernel_costs import ELEMENT_BYTES
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.gpu import closeness, process_name, transfer_fit, unit_of
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     KernelModel = Callable[[Floats, str, Gpu, TransferFit], Floats]
 
-ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 CONFIDENCE = 1.645  # of the standard deviation: nine of ten times lie inside
 KERNEL_FLOOR_MS = 0.002  # no kernel is shorter
 _TWO_INPUTS = frozenset({"add", "mul", "div", "pow"})
@@ -208,16 +208,11 @@ def bmm_kind(row: GpuRow) -> str:
 
 
 def _product(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, kind: str) -> Floats:
-    how = fit.products[kind]
-    return kernel_time.product_ms(
-        *shapes.T,
-        rate=gpu.rates[dtype],
-        full_rate=gpu.full_rate(dtype),
-        element_bytes=ELEMENT_BYTES[dtype],
-        gpu=gpu,
-        how=how,
-        fit=fit,
-    )
+    return kernel_time.product_ms(shapes, _rate(dtype, gpu), gpu, fit.products[kind], fit)
+
+
+def _rate(dtype: str, gpu: Gpu) -> kernel_time.DtypeRate:
+    return kernel_time.DtypeRate(gpu.rates[dtype], gpu.full_rate(dtype), ELEMENT_BYTES[dtype])
 
 
 def _convolution(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
@@ -227,17 +222,7 @@ def _convolution(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floa
 
 
 def _attention(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
-    batch, length, heads, _, width = shapes.T
-    return kernel_time.attention_ms(
-        batch,
-        length,
-        heads,
-        width,
-        rate=gpu.rates[dtype],
-        full_rate=gpu.full_rate(dtype),
-        gpu=gpu,
-        how=fit.attention,
-    )
+    return kernel_time.attention_ms(shapes, _rate(dtype, gpu), gpu, fit.attention)
 
 
 def _softmax(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:

@@ -11,11 +11,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops import DTYPES
-from stepscope.explain.flops.call import Call, Unknown, read_name
+from stepscope.explain.flops.call import DTYPES, Call, Unknown, read_name
 from stepscope.explain.memory.captured import CONTEXT_BYTES, SEGMENTS_SHARE, find_largest
 from stepscope.predict.declaration import Refused, changed
-from stepscope.predict.kernel_costs import FLOOR_NS, Family
+from stepscope.predict.kernel_costs import Family, after_start
 from stepscope.predict.operator_library import ProbedStep, find_probed_elsewhere
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.gpu import (
@@ -198,7 +197,6 @@ class MovedStep(msgspec.Struct, frozen=True, kw_only=True):
     dur_ns: Floats
     spacing_ns: Floats
     doubt: float  # of the logarithm of the whole device time
-    shaped_share: float  # of the device time: products whose shapes are known
     unknown_share: float  # kernels of which neither FLOPs nor bytes are known
     missing: tuple[str, ...]  # dtypes that the target has no units for
 
@@ -213,26 +211,25 @@ def move_step(
             dur_ns=tasks.dur_ns,
             spacing_ns=tasks.spacing_ns,
             doubt=0.0,
-            shaped_share=0.0,
             unknown_share=0.0,
             missing=(),
         )
     rates = _Rates(context, source, target)
-    ratio, unknown = _roofline_ratio(context, rates, source, target)
-    shaped = _retime_products(context, rates, source, target, ratio)
-    crosses = _crosses_the_bus(context)
+    ratio, unknown = _roofline_ratio(rates)
+    shaped = _retime_products(rates, ratio)
+    # Copies between host and device: the same host is assumed.
+    crosses = context.kernels_named(lambda name: "HtoD" in name or "DtoH" in name)
     timed = np.zeros(len(ratio), np.bool_)
     if probed is not None:
         timed = probed.known & (tasks.kind == Kind.COMPUTE) & ~crosses
         ratio = _corrected(context, ratio, probed.factor, timed)
     ratio = np.where(tasks.kind == Kind.COMM, collective_ratio(context, source, target), ratio)
     ratio = np.where(crosses, 1.0, ratio)
-    start = np.minimum(tasks.dur_ns, FLOOR_NS)
-    dur_ns = start + (tasks.dur_ns - start) * ratio
+    dur_ns = after_start(tasks.dur_ns, ratio)
     if probed is not None:
         dur_ns = np.where(timed, tasks.dur_ns * probed.factor, dur_ns)
     total = max(float(dur_ns.sum()), 1.0)
-    doubt = _doubt(context, rates, source, target, dur_ns, shaped, unknown, timed)
+    doubt = _doubt(rates, dur_ns, shaped, unknown, timed)
     if probed is not None:
         timed_doubt = math.hypot(probed.error, _TIMED_THERE)
         doubt = math.hypot(doubt, timed_doubt * float(dur_ns[timed].sum()) / total)
@@ -240,7 +237,6 @@ def move_step(
         dur_ns=dur_ns,
         spacing_ns=tasks.spacing_ns,
         doubt=doubt,
-        shaped_share=float(dur_ns[shaped].sum()) / total,
         unknown_share=float(dur_ns[unknown & ~timed].sum()) / total,
         missing=rates.missing,
     )
@@ -266,6 +262,7 @@ class _Rates:
     """FLOP/s of each task's dtype on both GPUs."""
 
     def __init__(self, context: StepContext, source: Gpu, target: Gpu) -> None:
+        self.context, self.source, self.target = context, source, target
         operators = context.operators
         self.multiplies = operators.flops > 0
         self.named = _named_dtypes(context)
@@ -308,10 +305,9 @@ def _rate(gpu: Gpu, dtype: str) -> float:
     return gpu.model_rate(used) if used in gpu.rates else 0.0
 
 
-def _roofline_ratio(
-    context: StepContext, rates: _Rates, source: Gpu, target: Gpu
-) -> tuple[Floats, Flags]:
+def _roofline_ratio(rates: _Rates) -> tuple[Floats, Flags]:
     """By FLOPs and bytes of the operator; the ratio of bandwidths where they are not known."""
+    context, source, target = rates.context, rates.source, rates.target
     operators = context.operators
     compute = context.graph.tasks.kind == Kind.COMPUTE
     moved = np.maximum(operators.bytes_moved, 0.0)
@@ -335,10 +331,9 @@ def _roof_ms(flops: Floats, rate: Floats, moved: Floats, gpu: Gpu) -> Floats:
     return total
 
 
-def _retime_products(
-    context: StepContext, rates: _Rates, source: Gpu, target: Gpu, ratio: Floats
-) -> Flags:
+def _retime_products(rates: _Rates, ratio: Floats) -> Flags:
     """Put the model's ratio where a product's shape is known; tells for which tasks."""
+    context, source, target = rates.context, rates.source, rates.target
     operators, costs = context.operators, context.costs
     shaped = np.zeros(len(ratio), np.bool_)
     rows = np.flatnonzero((operators.family == Family.MATMUL) & rates.known & (operators.row >= 0))
@@ -397,25 +392,10 @@ def product_shape(call: Call) -> tuple[float, float, float, float] | None:
     return float(math.prod(a[:-2])), float(a[-2]), float(b[-1]), float(a[-1])
 
 
-def _crosses_the_bus(context: StepContext) -> Flags:
-    """Copies between host and device: the same host is assumed."""
-    rows = context.graph.tasks.row
-    names = context.trace.device.name
-    return by_text(context.trace, names, rows, lambda name: "HtoD" in name or "DtoH" in name, False)
-
-
-def _doubt(
-    context: StepContext,
-    rates: _Rates,
-    source: Gpu,
-    target: Gpu,
-    dur_ns: Floats,
-    shaped: Flags,
-    unknown: Flags,
-    timed: Flags,
-) -> float:
+def _doubt(rates: _Rates, dur_ns: Floats, shaped: Flags, unknown: Flags, timed: Flags) -> float:
     """Of what was not timed there. Kernels of one family err together, so their doubt does not
     shrink with their number."""
+    context, source, target = rates.context, rates.source, rates.target
     fit, close = transfer_fit(), closeness(source.row, target.row)
     total = max(float(dur_ns.sum()), 1.0)
     comm = context.graph.tasks.kind == Kind.COMM

@@ -31,10 +31,8 @@ from stepscope.records.memory import (
 )
 from stepscope.records.prediction import PeakMemory
 
-# The peak of a changed step: what was measured, moved by what the backward graph says.
-#
 # The measured peak of the passes has parts that the graph does not show, mostly workspaces. They
-# belong to the operator that ran at the peak, and stay with it (passes_peak.py). The optimizer's
+# belong to the operator that ran at the peak, and stay with it. The optimizer's
 # step is a second candidate for the peak.
 
 # Relative doubts: of what a change moves, and of the whole.

@@ -8,10 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.predict.declaration import (
-    ApplyStage,
     Outcome,
     Refused,
-    WhatIf,
     WrongValue,
     changed,
     parse_whole,
@@ -77,13 +75,3 @@ def _repeat_calls(graph: StepGraph, order: np.ndarray) -> StepGraph:
         take_tasks(graph.tasks, chosen), call=call, after=np.full(len(chosen), -1, np.int32)
     )
     return replace(graph, calls=take_calls(graph.calls, order), tasks=tasks)
-
-
-WHATIF = WhatIf(
-    name="accumulate",
-    help="N micro-batches per optimizer step (accumulate=4)",
-    label="{} micro-batches per step",
-    stage=ApplyStage.ACCUMULATE,
-    apply=apply,
-    keeps_peak=True,
-)

@@ -8,12 +8,9 @@ from msgspec.structs import replace
 
 from stepscope.predict.batch_size import grow_batch
 from stepscope.predict.declaration import (
-    ApplyStage,
     Outcome,
     Refused,
-    WhatIf,
     WrongValue,
-    describe_factor,
 )
 from stepscope.predict.peaks import why_unsure
 from stepscope.predict.step_context import StepContext
@@ -60,21 +57,3 @@ def batch_factor(context: StepContext, value: str) -> float:
             f"batch={value}: the trace does not say its batch size. Give a factor, such as batch=x2"
         )
     return wanted / context.batch
-
-
-def _label(value: str) -> str:
-    if value.startswith("x"):
-        return f"{describe_factor(value)} the batch"
-    return f"batch {value}" if value else "batch"
-
-
-WHATIF = WhatIf(
-    name="batch",
-    help="another batch size, as a number or a factor (x2)",
-    label=_label,
-    stage=ApplyStage.BATCH,
-    apply=apply,
-    usual=("x2",),
-    joins_peak=True,
-    remedies={"batch": ("x2",)},
-)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.predict.declaration import (
-    ApplyStage,
     NothingToChange,
     Outcome,
-    WhatIf,
     parse_positive,
 )
 from stepscope.text.figures import size
@@ -32,14 +30,3 @@ def apply(context: StepContext, value: str) -> Outcome:
                 f"bucket-mb={value}: all gradients ({size(total_bytes)}) are in one bucket already"
             )
     return replan(context, bucket_mb=limit_mb)
-
-
-WHATIF = WhatIf(
-    name="bucket-mb",
-    help="DDP's bucket_cap_mb: exchange gradients in buckets of N MiB (bucket-mb=25)",
-    label="DDP buckets of {} MiB",
-    stage=ApplyStage.BUCKETS,
-    apply=apply,
-    keeps_peak=True,
-    remedies={"bucket-mb": ("5", "100")},
-)

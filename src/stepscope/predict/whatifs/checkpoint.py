@@ -12,10 +12,8 @@ from msgspec.structs import replace
 
 from stepscope.predict.compiling.compiled_host import is_compiled
 from stepscope.predict.declaration import (
-    ApplyStage,
     NothingToChange,
     Outcome,
-    WhatIf,
     WrongValue,
     changed,
 )
@@ -54,27 +52,6 @@ def apply(context: StepContext, value: str) -> Outcome:
     if value == "blocks":
         return _recompute_blocks(context)
     raise WrongValue(f"checkpoint={value}: choose blocks or none")
-
-
-def _label(value: str) -> str:
-    labels = {
-        "blocks": "activation checkpointing of every block",
-        "none": "no activation checkpointing",
-    }
-    return labels.get(value, f"checkpoint={value}" if value else "checkpoint")
-
-
-WHATIF = WhatIf(
-    name="checkpoint",
-    help="recompute blocks in backward (blocks), or stop doing so (none)",
-    label=_label,
-    stage=ApplyStage.RECOMPUTE,
-    apply=apply,
-    usual=("none", "blocks"),
-    saves_memory=("blocks",),
-    joins_peak=True,
-    remedies={"no-checkpoint": ("none",)},
-)
 
 
 def _stop_recomputing(context: StepContext) -> Outcome:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.compiling import CompiledStep, compile_step
 from stepscope.predict.compiling.compiled_host import (
     HostTimes,
     find_compiled_launches,
@@ -22,14 +21,17 @@ from stepscope.predict.compiling.compiled_host import (
     launch_as_graphs,
     relaunch,
 )
-from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE, find_plain_attention
+from stepscope.predict.compiling.compiled_step import (
+    UNKNOWN_SHARE,
+    CompiledStep,
+    compile_step,
+    find_plain_attention,
+)
 from stepscope.predict.compiling.fused_loops import is_alone
 from stepscope.predict.declaration import (
-    ApplyStage,
     NothingToChange,
     Outcome,
     Refused,
-    WhatIf,
     WrongValue,
     changed,
     find_unknown,
@@ -239,23 +241,3 @@ def _describe_pace(context: StepContext, times: HostTimes) -> str:
         f"takes {host}, and the GPU needs {device}. compile=reduce-overhead launches them "
         "together, as CUDA graphs"
     )
-
-
-def _label(value: str) -> str:
-    return f"compile ({value})" if value else "torch.compile"
-
-
-WHATIF = WhatIf(
-    name="compile",
-    help=(
-        "torch.compile: fuse neighboring operators; reduce-overhead also launches them as CUDA "
-        "graphs"
-    ),
-    label=_label,
-    stage=ApplyStage.FUSE,
-    apply=apply,
-    value_is_optional=True,
-    usual=("",),
-    joins_peak=True,
-    remedies={"compile": ("",), "reduce-overhead": ("reduce-overhead",)},
-)

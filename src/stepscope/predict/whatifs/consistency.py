@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from stepscope.errors import UsageError
 from stepscope.explain.parameter_server import find_straggling
 from stepscope.predict.data_parallel import ENOUGH_STEPS, find_traced_exchange, slow_down
-from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, WrongValue, changed
-from stepscope.predict.parameter_server import NORMAL_95, describe_promise, promise_throughput
+from stepscope.predict.declaration import Outcome, Refused, WrongValue, changed
+from stepscope.predict.parameter_server import describe_promise, promise_throughput
+from stepscope.predict.stalls import NORMAL_95
 from stepscope.predict.step_context import StepContext
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import Job, WorkerTimes
@@ -54,9 +55,6 @@ def _window_times(job: Job) -> WorkerTimes:
     )
 
 
-# consistency=bounded:3: train through a parameter server instead of waiting at every step.
-
-
 def apply(context: StepContext, value: str) -> Outcome:
     """Refuses one rank, ranks that are no replicas of each other, and too few steps."""
     try:
@@ -88,20 +86,3 @@ def apply(context: StepContext, value: str) -> Outcome:
 def _stretch(graph: StepGraph, ratio: float) -> StepGraph:
     """The whole step takes `ratio` times as long."""
     return scale_tasks(slow_down(graph, ratio), graph.tasks.kind == Kind.COMM, ratio)
-
-
-def _label(value: str) -> str:
-    return f"a parameter server with {value} consistency"
-
-
-WHATIF = WhatIf(
-    name="consistency",
-    help="train through a parameter server (strong, bounded:3, eventual or weak:4)",
-    label=_label,
-    stage=ApplyStage.BALANCE,
-    apply=apply,
-    for_several_ranks=True,
-    keeps_peak=True,
-    needs_ceilings=False,
-    remedies={"bounded-staleness": ("bounded:3",), "no-barrier": ("eventual",)},
-)

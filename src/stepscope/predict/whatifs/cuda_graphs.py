@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, NothingToChange, Outcome, WhatIf, changed
+from stepscope.predict.declaration import NothingToChange, Outcome, changed
 from stepscope.predict.kernel_costs import LAUNCH_NS, PER_NODE_NS, SPACING_NS
 from stepscope.step import intervals
 from stepscope.step.cuda_graphs import is_of_graphs
@@ -65,19 +65,6 @@ def apply(context: StepContext, _value: str) -> Outcome:
     return Outcome(
         context=changed(context, launched), assumptions=tuple(assumptions), spread=spread
     )
-
-
-WHATIF = WhatIf(
-    name="cuda-graphs",
-    help="launch the whole step as one CUDA graph",
-    label="CUDA graphs",
-    stage=ApplyStage.LAUNCH_ONCE,
-    apply=apply,
-    takes_value=False,
-    usual=("",),
-    needs_ceilings=False,
-    remedies={"cuda-graphs": ("",)},
-)
 
 
 def _one_launch(tasks: int) -> Calls:

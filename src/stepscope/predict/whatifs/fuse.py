@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops import DTYPES
+from stepscope.explain.flops.call import DTYPES
 from stepscope.predict.batch_size import TAIL, task_blocks
-from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, WrongValue
-from stepscope.predict.kernel_costs import FLOOR_NS, MEMORY_SHARE, Family
+from stepscope.predict.declaration import Outcome, Refused, WrongValue
+from stepscope.predict.kernel_costs import FLOOR_NS, MEMORY_SHARE, Family, with_durations
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.stalls import grow_stalls
 from stepscope.predict.step_context import StepContext
@@ -23,7 +23,7 @@ from stepscope.step.work import Kind
 from stepscope.text.figures import duration, percent, size
 
 if TYPE_CHECKING:
-    from stepscope.step.graph import Floats, StepGraph
+    from stepscope.step.graph import Floats
 
 # A step that trains several models as one array: as many launches, each with more work.
 
@@ -48,8 +48,8 @@ def fuse_models(context: StepContext, count: int) -> Outcome:
     least, most = _bounds(context, count)
     likely = np.sqrt(least * most)
     host = scale_calls(context.graph, np.ones(len(context.graph.calls), np.bool_), HOST_GROWTH)
-    graph = _with_durations(host, likely)
-    slow, fast = (step_ns(_with_durations(host, durations)) for durations in (most, least))
+    graph = with_durations(host, likely)
+    slow, fast = (step_ns(with_durations(host, durations)) for durations in (most, least))
     peak = _peak(context, count)
     return Outcome(
         context=replace(context, graph=graph, stalls=grow_stalls(context.stalls, float(count))),
@@ -114,10 +114,6 @@ def _ideal_ns(context: StepContext) -> Floats:
     return ideal
 
 
-def _with_durations(graph: StepGraph, dur_ns: Floats) -> StepGraph:
-    return replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
-
-
 def _busy_words(context: StepContext) -> tuple[str, ...]:
     busy = context.graph.device_ns / max(1.0, step_ns(context.graph))
     if busy < _BUSY:
@@ -156,8 +152,6 @@ def _memory_words(context: StepContext, peak: PeakMemory | None, count: int) -> 
     )
 
 
-# fuse=B: so many models of the same program train as one array (stepscope.fix.fuse).
-
 _MOST = 1024
 _ALIKE = 1.1  # times a CUDA graph's speed: no reason to fuse
 
@@ -184,13 +178,3 @@ def _against_a_graph(context: StepContext, each_ns: float) -> tuple[str, ...]:
     if alone < _ALIKE * each_ns:
         words += ". That is as good as training them together, and simpler"
     return (words,)
-
-
-WHATIF = WhatIf(
-    name="fuse",
-    help="train N models of one architecture together, for N times the samples (fuse=8)",
-    label="{} models trained together",
-    stage=ApplyStage.BATCH,
-    apply=apply,
-    remedies={"fuse": ("8", "16", "32")},
-)

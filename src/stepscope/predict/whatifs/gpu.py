@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.errors import UsageError
-from stepscope.predict.declaration import ApplyStage, Outcome, WhatIf, WrongValue
+from stepscope.predict.declaration import Outcome, WrongValue
 from stepscope.predict.other_gpu.gpu import find_gpu, other_boards
 from stepscope.predict.other_gpu.step import describe_memory, move_context
 from stepscope.predict.step_context import StepContext
@@ -31,18 +31,3 @@ def apply(context: StepContext, value: str) -> Outcome:
         doubt=moved.doubt,
         doubt_is_whole=True,
     )
-
-
-def _label(value: str) -> str:
-    return f"on {value}" if value else "another GPU"
-
-
-WHATIF = WhatIf(
-    name="gpu",
-    help="another GPU, by name (gpu=H100) or by a file that describes it",
-    label=_label,
-    stage=ApplyStage.GPU,
-    apply=apply,
-    keeps_peak=True,
-    needs_ceilings=False,
-)

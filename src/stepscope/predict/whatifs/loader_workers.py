@@ -10,11 +10,9 @@ from msgspec.structs import replace
 
 from stepscope.explain.cpu_use import lost_to_others
 from stepscope.predict.declaration import (
-    ApplyStage,
     NothingToChange,
     Outcome,
     Refused,
-    WhatIf,
     WrongValue,
     changed,
 )
@@ -293,8 +291,6 @@ def _others(load: HostLoad | None) -> float:
     return lost_to_others(load.plain) if load and load.plain and load.plain.wall_ns else 0.0
 
 
-# loader-workers=N: the DataLoader has N worker processes, or none (0).
-
 _MOST = 1024
 _TRIES = 6  # to find the gap that gives the step its length
 _CLOSE = 0.001
@@ -425,21 +421,3 @@ def _assumptions(
     if loader.iterable and workers:
         lines.append("the dataset is iterable only, so each worker must take its share of it")
     return lines
-
-
-def _label(value: str) -> str:
-    if value == "0":
-        return "no loader workers"
-    return f"{counted(int(value), 'loader worker')}" if value.isdecimal() else "loader workers"
-
-
-WHATIF = WhatIf(
-    name="loader-workers",
-    help="N worker processes of the DataLoader (0: the training thread makes its batches)",
-    label=_label,
-    stage=ApplyStage.STOP_WAITING,
-    apply=apply,
-    keeps_peak=True,
-    needs_ceilings=False,
-    remedies={"loader-workers": ("0", "1", "2", "4")},
-)

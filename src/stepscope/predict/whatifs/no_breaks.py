@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.compiled import find_break_spans
+from stepscope.explain.compiled.summary import find_break_spans
 from stepscope.predict.data_parallel import step_window
-from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, changed
+from stepscope.predict.declaration import Outcome, Refused, changed
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.step_spans import shorten_spans
 from stepscope.step.edit import Selection, remove
@@ -58,17 +58,3 @@ def _find_waits(context: StepContext, starts: Int64s, ends: Int64s) -> Flags:
     between = (starts[None, :] <= at[:, None]) & (at[:, None] <= ends[None, :])
     found[waits[between.any(axis=1)]] = True
     return found
-
-
-WHATIF = WhatIf(
-    name="no-breaks",
-    help="without graph breaks: torch.compile makes one graph where lines of code split it now",
-    label="no graph breaks",
-    stage=ApplyStage.STOP_WAITING,
-    apply=apply,
-    takes_value=False,
-    usual=("",),
-    keeps_peak=True,
-    needs_ceilings=False,
-    remedies={"no-breaks": ("",)},
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, NothingToChange, Outcome, WhatIf, changed
+from stepscope.predict.declaration import NothingToChange, Outcome, changed
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.step_spans import without_waits
 from stepscope.text.figures import milliseconds
@@ -32,18 +32,3 @@ def apply(context: StepContext, _value: str) -> Outcome:
         assumptions=tuple(assumptions),
         spread=0.05,
     )
-
-
-WHATIF = WhatIf(
-    name="no-data-wait",
-    help="every batch is ready when the step needs it",
-    label="every batch ready in time",
-    stage=ApplyStage.STOP_WAITING,
-    apply=apply,
-    takes_value=False,
-    usual=("",),
-    is_goal=True,
-    keeps_peak=True,
-    needs_ceilings=False,
-    remedies={"no-data-wait": ("",)},
-)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, WrongValue
+from stepscope.predict.declaration import Outcome, Refused, WrongValue
 from stepscope.predict.stalls import name_cause
 from stepscope.records.run import STALL_CAUSES
 from stepscope.text.figures import milliseconds
@@ -55,26 +55,5 @@ def _named(value: str) -> str:
     return f"{' and '.join(map(name_cause, _split(value)))} " if value else ""
 
 
-def _label(value: str) -> str:
+def label(value: str) -> str:
     return f"no {_named(value)}stalls"
-
-
-WHATIF = WhatIf(
-    name="no-stalls",
-    help="every step is a typical one (no-stalls=data,gc removes only stalls of these causes)",
-    label=_label,
-    stage=ApplyStage.STOP_WAITING,
-    apply=apply,
-    value_is_optional=True,
-    usual=("",),
-    needs_every_step=True,
-    is_goal=True,
-    keeps_peak=True,
-    needs_ceilings=False,
-    remedies={
-        "gc-freeze": ("gc",),
-        "gc-by-hand": ("gc",),
-        "mark-dynamic": ("compile",),
-        "async-checkpoint": ("checkpoint",),
-    },
-)

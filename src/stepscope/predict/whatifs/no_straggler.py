@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.predict.data_parallel import slow_down
-from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, changed
+from stepscope.predict.declaration import Outcome, Refused, changed
 from stepscope.predict.step_context import StepContext
 from stepscope.records.job import Job, Straggler, Stragglers
 from stepscope.step.edit import scale_tasks
@@ -53,22 +53,6 @@ def apply(context: StepContext, _value: str) -> Outcome:
         ),
         spread=0.05,
     )
-
-
-WHATIF = WhatIf(
-    name="no-straggler",
-    help="the slowest rank takes as long as the median rank",
-    label="no slow rank",
-    stage=ApplyStage.BALANCE,
-    apply=apply,
-    takes_value=False,
-    usual=("",),
-    for_several_ranks=True,
-    is_goal=True,
-    keeps_peak=True,
-    needs_ceilings=False,
-    remedies={"no-straggler": ("",)},
-)
 
 
 def _accused_by_run(job: Job) -> Straggler | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.predict.declaration import ApplyStage, NothingToChange, Outcome, WhatIf, changed
+from stepscope.predict.declaration import NothingToChange, Outcome, changed
 from stepscope.step.edit import Selection, remove
 from stepscope.step.graph import CallKind
 from stepscope.text.words import counted
@@ -35,18 +35,3 @@ def apply(context: StepContext, _value: str) -> Outcome:
         ),
         spread=0.05,
     )
-
-
-WHATIF = WhatIf(
-    name="no-sync",
-    help="without calls that wait for the GPU (.item(), .cpu(), synchronize)",
-    label="no blocking calls",
-    stage=ApplyStage.STOP_WAITING,
-    apply=apply,
-    takes_value=False,
-    usual=("",),
-    is_goal=True,
-    keeps_peak=True,
-    needs_ceilings=False,
-    remedies={"no-sync": ("",)},
-)

@@ -8,11 +8,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.predict.declaration import (
-    ApplyStage,
     NothingToChange,
     Outcome,
     Refused,
-    WhatIf,
     WrongValue,
     changed,
     require_operators,
@@ -83,17 +81,6 @@ def apply(context: StepContext, value: str) -> Outcome:
         spread=_CPU_SPREAD if context.on_host else _SPREAD,
         peak=peak_of(after),
     )
-
-
-WHATIF = WhatIf(
-    name="optimizer",
-    help="create the optimizer as foreach or fused",
-    label="a {} optimizer",
-    stage=ApplyStage.OPTIMIZER,
-    apply=apply,
-    usual=("fused",),
-    joins_peak=True,
-)
 
 
 def _device_ns(

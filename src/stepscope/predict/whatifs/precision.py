@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops import DTYPES
+from stepscope.explain.flops.call import DTYPES
 from stepscope.predict.autocast import (
     NORM,
     find_unfused_attention,
@@ -25,16 +25,20 @@ from stepscope.predict.autocast import (
 )
 from stepscope.predict.compiling.compiled_host import is_compiled, launch_ns
 from stepscope.predict.declaration import (
-    ApplyStage,
     NothingToChange,
     Outcome,
     Refused,
-    WhatIf,
     WrongValue,
     changed,
     require_operators,
 )
-from stepscope.predict.kernel_costs import Family, copy_ns, retime_tasks, roofline_ns
+from stepscope.predict.kernel_costs import (
+    Family,
+    copy_ns,
+    retime_tasks,
+    roofline_ns,
+    with_durations,
+)
 from stepscope.predict.operator_library import ProbedStep, find_probed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.step_context import StepContext
@@ -116,14 +120,14 @@ def apply(context: StepContext, value: str) -> Outcome:
     if value != "tf32":
         graph = retime_elements(context, graph, wide, ~product & ~depthwise)
         dur_ns = np.where(stays, context.graph.tasks.dur_ns, graph.tasks.dur_ns)
-        graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+        graph = with_durations(graph, dur_ns)
         graph, depthwise = narrow_depthwise(context, graph, depthwise, ceilings)
     is_probed = probed.known if probed else np.zeros(len(graph.tasks), np.bool_)
     depthwise_doubt = find_depthwise_doubt(graph.tasks.dur_ns, depthwise & ~is_probed)
     if probed:
         probed_ns = context.graph.tasks.dur_ns * probed.factor
         dur_ns = np.where(is_probed, probed_ns, graph.tasks.dur_ns)
-        graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+        graph = with_durations(graph, dur_ns)
     graph = retime_tasks(context.graph, graph.tasks.dur_ns, context.operators.row)
     convolution = (convolution_ns > 0) & ~is_probed
     convolution_doubt = math.hypot(
@@ -235,17 +239,6 @@ def _apply_on_host(context: StepContext, value: str) -> Outcome:
     )
 
 
-WHATIF = WhatIf(
-    name="precision",
-    help="matmuls in tf32, bf16, fp16 (autocast) or fp8",
-    label="{}",
-    stage=ApplyStage.PRECISION,
-    apply=apply,
-    usual=("tf32", "bf16"),
-    joins_peak=True,
-)
-
-
 def _find_wide(context: StepContext, value: str) -> Flags:
     """Tasks whose dtype is wider than the new one, and that could run in it."""
     family = context.operators.family
@@ -303,7 +296,7 @@ def _speed_up_products(
     most_ns = tasks.dur_ns * (1.0 if dtype == "tf32" else 1.5)
     by_shape = np.minimum(convolution_ns * operators.share, most_ns)
     new = np.where(convolution_ns > 0, by_shape, new)
-    return replace(context.graph, tasks=replace(tasks, dur_ns=new))
+    return with_durations(context.graph, new)
 
 
 def _cancelling_share(before: StepGraph, after: StepGraph, modelled: Flags) -> float:
@@ -317,11 +310,8 @@ def _cancelling_share(before: StepGraph, after: StepGraph, modelled: Flags) -> f
 
 def _find_fourier(context: StepContext) -> Flags:
     """Convolutions by Fourier transforms. Only fp32 has them; a narrow dtype takes another way."""
-    tasks, operators, trace = context.graph.tasks, context.operators, context.trace
-    rows = np.where(operators.family == Family.CONVOLUTION, tasks.row, -1)
-    fourier = by_text(
-        trace, trace.device.name, rows, lambda name: _FOURIER.search(name) is not None, False
-    )
+    operators = context.operators
+    fourier = context.kernels_named(_FOURIER.search) & (operators.family == Family.CONVOLUTION)
     return np.isin(operators.row, operators.row[fourier])
 
 

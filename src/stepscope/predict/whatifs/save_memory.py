@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.memory.lifetimes import BACKWARD
-from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, WrongValue, changed
+from stepscope.predict.declaration import Outcome, Refused, WrongValue, changed
 from stepscope.records.change_values import MemoryTarget, read_target
 from stepscope.records.memory import STATES, CapturedMemory
 from stepscope.records.prediction import PeakMemory
@@ -272,21 +272,3 @@ def _peak(context: StepContext, chosen: list[_Kind], masks: int) -> PeakMemory |
         low_bytes=round(max(0.0, memory.peak_bytes - less * (1 + _DOUBT) - masks)),
         high_bytes=round(memory.peak_bytes - less * (1 - _DOUBT)),
     )
-
-
-def _label(value: str) -> str:
-    try:
-        return f"recomputing cheap activations ({read_target(value).words})"
-    except ValueError:
-        return "recomputing cheap activations"
-
-
-WHATIF = WhatIf(
-    name="save-memory",
-    help="save less for backward: within 5%, half (0.5), a budget (12GB), for 2x the batch, or max",
-    label=_label,
-    stage=ApplyStage.RECOMPUTE,
-    apply=apply,
-    usual=("5%",),
-    saves_memory=("5%",),
-)

@@ -20,7 +20,7 @@ from stepscope.explain.recurrences import (
     find_recurrences,
     owners,
 )
-from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, changed
+from stepscope.predict.declaration import Outcome, Refused, changed
 from stepscope.records.folders import user_folder
 from stepscope.records.scan_costs import (
     FORWARD_HOST_US,
@@ -153,8 +153,6 @@ def _choices(file: Path) -> dict[str, Any]:
         return {}
     return choices if isinstance(choices, dict) else {}
 
-
-# scan: backward through time by stepscope.fix.scan.
 
 _HOST_NS = 300e3  # of one layer's launches; a loop makes several for each of its steps
 _HORIZON = (
@@ -295,15 +293,3 @@ def _why_none(found: Sequence[Recurrence]) -> str:
         f"no recurrence of {LONG} steps or more was found. Shapes must be recorded "
         "(record_shapes=True, or stepscope run)"
     )
-
-
-WHATIF = WhatIf(
-    name="scan",
-    help="backward through recurrent layers in chunks that run at the same time",
-    label="scan backward",
-    stage=ApplyStage.SCALE,
-    apply=apply,
-    takes_value=False,
-    keeps_peak=True,
-    needs_ceilings=False,
-)

@@ -23,11 +23,9 @@ from stepscope.explain.cpu_use import (
     threads_take_part,
 )
 from stepscope.predict.declaration import (
-    ApplyStage,
     NothingToChange,
     Outcome,
     Refused,
-    WhatIf,
     WrongValue,
     changed,
     parse_whole,
@@ -78,22 +76,6 @@ def apply(context: StepContext, value: str) -> Outcome:
         spread=0.0,
         doubt=_DOUBT_DISTURBED if waited else _DOUBT,
     )
-
-
-def _label(value: str) -> str:
-    if value == _FIT:
-        return "one thread per free core"
-    return "one thread" if value == "1" else f"{value} threads" if value else "threads"
-
-
-WHATIF = WhatIf(
-    name="threads",
-    help="N threads for a CPU step (fit: one per free core)",
-    label=_label,
-    stage=ApplyStage.THREADS,
-    apply=apply,
-    keeps_peak=True,
-)
 
 
 def _known_use(context: StepContext) -> tuple[CpuUse, HostLoad]:

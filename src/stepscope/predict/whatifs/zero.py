@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, Outcome, WhatIf, WrongValue
+from stepscope.predict.declaration import Outcome, WrongValue
 from stepscope.records.prediction import PeakMemory
 from stepscope.text.figures import significant
 
@@ -56,12 +56,3 @@ def _peak(context: StepContext, stage: int, ranks: int) -> PeakMemory | None:
     size = memory.peak_bytes - sum(whole.values()) + zero_bytes(stage, ranks, **whole)
     gathered = whole["parameters"] // 4 if stage == 3 else 0
     return PeakMemory(size_bytes=size, low_bytes=size, high_bytes=size + gathered)
-
-
-WHATIF = WhatIf(
-    name="zero",
-    help="shard optimizer state (1), also gradients (2), also parameters (3) over the workers",
-    label="ZeRO stage {}",
-    stage=ApplyStage.SHARD,
-    apply=apply,
-)

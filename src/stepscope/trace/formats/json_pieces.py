@@ -27,8 +27,6 @@ from stepscope.trace.formats.json_brackets import (
     scan_brackets,
 )
 
-# JSON text cut into pieces that hold whole events, so that memory never follows the file's size.
-#
 # A trace is `{"key": .., "traceEvents": [event, event, ...], "key": ..}` with the keys in any
 # order, or a bare list of events. The text is never parsed as a whole: it is cut where one event
 # seems to end and the next to begin. A wrong cut leaves text that does not decode, so it is always

@@ -31,8 +31,6 @@ from stepscope.trace.formats.plausible_values import (
 if TYPE_CHECKING:
     from stepscope.trace.files import Progress
 
-# A Kineto JSON file -> a Trace: what torch.profiler's export_chrome_trace and Kineto write.
-
 NAME = "kineto"
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HIP_CALL = re.compile(r"hip[A-Z]")
@@ -342,7 +340,8 @@ class EventList:
         self._begins_at = text.begins_at
         self._is_bare_list = text.outside.is_bare_list
         keys = text.outside.keys
-        self.base_ns = _base_time_ns(keys[_BASE] if _BASE in keys else self._tail_keys().get(_BASE))
+        base = keys[_BASE] if _BASE in keys else self._tail_keys().get(_BASE)
+        self.base_ns = base if isinstance(base, int) and not isinstance(base, bool) else 0
 
     def with_events(self, events: Iterable[bytes], *, ends_early: bool) -> Iterator[bytes]:
         """The trace's text with these events first; each is a JSON object."""
@@ -397,7 +396,3 @@ class EventList:
 def _chained(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     yield first
     yield from rest
-
-
-def _base_time_ns(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

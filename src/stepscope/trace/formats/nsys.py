@@ -24,8 +24,6 @@ from stepscope.trace.formats.sqlite import MAX_CHARACTERS, Database
 if TYPE_CHECKING:
     from stepscope.trace.files import Progress
 
-# An Nsight Systems SQLite export -> a Trace: what `nsys export --type sqlite` writes.
-#
 # Tables and columns differ by version and by what was traced, so only those that exist are read.
 
 NAME = "nsys"

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from stepscope.records.trace import Int32, Int64
 
-# The tables of an Nsight Systems export -> columns: device work, calls, NVTX ranges.
-
 LATEST_NS = LIMIT_NS // 2  # still a time after the session's start was added
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
 _RANGES = "NVTX_EVENTS"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import gc
 import io
 import pickle
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from stepscope.errors import UnreadableInputError
 
-# Read a pickle of plain data without running anything in it.
-#
 # All opcodes are checked before the first one runs. Only those that make dicts, lists, tuples,
 # strings, bytes, numbers, booleans and None are allowed. Opcodes that name, call or build anything
 # else are refused, and so are lengths and indices that do not fit the file. The rest is loaded by
@@ -53,8 +50,6 @@ _STOP, _LONG_BINPUT, _PUT, _LONG4 = ord("."), ord("r"), ord("p"), 0x8B
 _SHORT = -1
 _PUTS = b"qrp\x94"
 _NAMED = b"c\x93ioRb\x81\x92PQ\x82\x83\x84"  # name, call or build something
-# Protocols 2 and later begin with their number; the older ones with what JSON never begins with.
-_HEAD = re.compile(rb"\x80[\x02-\x08]|\([dl]|[}\]]q|c[\w.]+\n[\w.]+\n")
 
 
 def _steps() -> list[int]:
@@ -74,11 +69,6 @@ def _steps() -> list[int]:
 
 _STEP = _steps()
 _LENGTH = {code[0]: size for code, size in _COUNTED.items()}
-
-
-def is_pickle(head: bytes) -> bool:
-    """Whether a file's first bytes are those of a pickle."""
-    return _HEAD.match(head) is not None
 
 
 def load_plain(data: bytes, name: str) -> tuple[Any, int]:

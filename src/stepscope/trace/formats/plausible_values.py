@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from stepscope.records.trace import Columns, Int64
 
-# Values that cannot be true become "not captured" here, counted, with an example.
-#
 # Code after this point trusts its columns: sizes and counts fit their meaning, their sums fit 64
 # bits, and the text of a shape, a dtype or a grid decodes to what its name says.
 

@@ -17,8 +17,8 @@ from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Seg
 from stepscope.records.quality import MAX_EVENT_BYTES, replace_invalid
 from stepscope.records.trace import ABSENT
 from stepscope.text import figures
-from stepscope.trace.files import read_head, reading
-from stepscope.trace.formats.plain_pickle import is_pickle, load_plain
+from stepscope.trace.files import is_pickle, read_head, reading
+from stepscope.trace.formats.plain_pickle import load_plain
 from stepscope.trace.formats.plausible_values import OddValues
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     Place = Callable[[int], str]
     Frame = tuple[str, int, str]
 
-# A CUDA memory snapshot (`torch.cuda.memory._dump_snapshot`) -> columns, without running code.
-#
 #     {"segments": [{"address", "total_size", "device", "blocks": [{"size", "state", "frames"}]}],
 #      "device_traces": [[{"action", "addr", "size", "time_us", "frames"}]]}
 #

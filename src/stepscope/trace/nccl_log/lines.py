@@ -12,8 +12,6 @@ from typing import NamedTuple
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.files import ByteSource
 
-# What NCCL's lines look like in each version, and how a file is split into lines.
-
 _LONGEST_LINE_BYTES = 64 << 10
 _LONGEST_HOST_BYTES = 255
 _LONGEST_TEXT_BYTES = 4 << 10  # NCCL itself cuts at 1 KiB
@@ -182,11 +180,9 @@ def find_nccl_logs(path: str | Path) -> list[Path]:
         files = [*path.iterdir(), *path.glob("rank-*/*")]
     except PermissionError as error:
         raise UnreadableInputError(f"{error.filename}: no permission to read it") from None
-    return sorted(file for file in files if _may_be_log(file) and is_nccl_log(file))
-
-
-def _may_be_log(file: Path) -> bool:
-    return file.is_file() and is_log_name(file.name)
+    return sorted(
+        file for file in files if file.is_file() and is_log_name(file.name) and is_nccl_log(file)
+    )
 
 
 def is_log_name(name: str) -> bool:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     _LinkKey = tuple[int, int | None, int, str]
     _Chosen = tuple[str | None, int, str, str, int | None, int | None]
 
-# Reads a log in one pass: each line goes to the process and communicator it is about.
-
 _MOST_WARNINGS = 512
 _MOST_FACTS = 64
 _LATEST = 64  # communicators that a line without a name may be about

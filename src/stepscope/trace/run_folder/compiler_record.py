@@ -26,10 +26,6 @@ from stepscope.records.quality import Note
 from stepscope.records.source_lines import Place
 from stepscope.trace.decode import Oddities, read_row_batches
 from stepscope.trace.files import LineFile
-from stepscope.trace.run_folder.graph_text import read_graph
-from stepscope.trace.run_folder.inductor_code import read_kernels
-
-# compiler.jsonl: what capture kept of torch.compile's own records.
 
 COMPILER = "compiler.jsonl"
 _COMPILED_AUTOGRAD = "!"  # how the ids of its compilations begin; its graphs are backward passes
@@ -99,6 +95,9 @@ def read_compiler_record(folder: Path) -> tuple[CompilerRecord | None, tuple[Not
 
 
 def _graph(row: _CompilerLine, key: str, oddities: Oddities) -> CompiledGraph:
+    from stepscope.trace.run_folder.graph_text import read_graph
+    from stepscope.trace.run_folder.inductor_code import read_kernels
+
     operators = _unpacked(row.operators, oddities)
     code = _unpacked(row.code, oddities)
     return CompiledGraph(

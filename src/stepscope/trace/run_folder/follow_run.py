@@ -23,7 +23,7 @@ from stepscope.trace.decode import DECODE_ERRORS, Oddities, read_record
 from stepscope.trace.files import MAX_LINE_BYTES, MissingFileError, is_folder, list_folder, reading
 from stepscope.trace.run_folder.rank_facts import RANK, folder_rank
 from stepscope.trace.run_folder.run_state import RUN, is_run_folder
-from stepscope.trace.run_folder.run_times import read_run_times
+from stepscope.trace.run_folder.run_times import read_run_times, stamp_of
 from stepscope.trace.run_folder.step_files import STEP_LINE_FIELDS, StepLine, read_part, step_rows
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def _newest_run(home: Path) -> Path:
 def _last_known_s(run: Path) -> float:
     with contextlib.suppress(ValueError, OverflowError):
         return time.mktime(time.strptime(run.name[:15], "%Y%m%d-%H%M%S"))
-    stamp = _stamp(run / RUN)
+    stamp = stamp_of(run / RUN)
     return stamp[0] / 1e9 if stamp else 0.0
 
 
@@ -377,7 +377,7 @@ class _RankFollower:
     def read(self, folders: int) -> FollowedRank:
         """`folders` of ranks there are by now: a new one may be the next attempt of this rank."""
         steps = self._steps.read()
-        stamp = (folders, *(_stamp(path) for path in (self._folder / RANK, self._run_file)))
+        stamp = (folders, *(stamp_of(path) for path in (self._folder / RANK, self._run_file)))
         if stamp != self._stamp:
             self._stamp = stamp
             self._facts = read_record(self._folder / RANK, RankSoFar, Oddities(RANK)) or RankSoFar()
@@ -396,14 +396,6 @@ class _RankFollower:
     @property
     def _run_file(self) -> Path:
         return self._folder.parent / RUN
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_size
 
 
 def _state(facts: RankSoFar) -> str:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.records.compiled import GraphKernel, GraphOperator
+from stepscope.records.compiled import GRAPH_VIEWS, GraphKernel, GraphOperator
 from stepscope.trace.run_folder.graph_text import (
     placeholders,
     read_graph,
@@ -18,19 +18,11 @@ from stepscope.trace.run_folder.graph_text import (
     split_arguments,
 )
 
-# Which operators of a graph each kernel computes, found by following the tensors.
-#
 # Inductor's C++ has no comments about that, and a Triton kernel that is called many times has one
 # for its first call only. But graph and code have the same inputs and return the same tensors in
 # the same order, and a library's call takes the operands of its node. So many tensors of the code
 # are known nodes of the graph. A loop computes what lies between the nodes that it reads and those
 # it writes.
-
-_VIEWS = (
-    "_reshape_alias _unsafe_view alias as_strided detach diagonal expand permute reshape select "
-    "slice split split_with_sizes squeeze t transpose unbind unfold unsqueeze view view_as_real"
-)
-GRAPH_VIEWS = frozenset(f"aten::{word}" for word in _VIEWS.split())
 
 
 def read_kernels(graph_text: str, code: str) -> tuple[GraphKernel, ...]:
@@ -42,7 +34,7 @@ def read_kernels(graph_text: str, code: str) -> tuple[GraphKernel, ...]:
     kernels = []
     before: frozenset[str] = frozenset()  # tensors of the call before, if it is a loop
     for call, its_nodes in zip(read.calls, nodes, strict=True):
-        is_loop = is_element_loop(call.name)
+        is_loop = _LOOP.match(call.name) is not None
         tensors = frozenset(read.same.get(name, name) for name in call.tensors)
         kernels.append(
             GraphKernel(
@@ -73,7 +65,9 @@ class _Join:
     def __init__(self, operators: Sequence[GraphOperator], code: InductorCode) -> None:
         self._code = code
         self._order = {one.node: place for place, one in enumerate(operators)}
-        self._views = {one.node: one.inputs[0] for one in operators if _is_view(one)}
+        self._views = {
+            one.node: one.inputs[0] for one in operators if one.name in GRAPH_VIEWS and one.inputs
+        }
         self._operators = {one.node: one for one in operators if one.node not in self._views}
         self._inputs = {
             node: tuple(dict.fromkeys(map(self._base, one.inputs)))
@@ -307,10 +301,6 @@ class _Join:
         return {node for node in found if node not in self._by_library}
 
 
-def _is_view(operator: GraphOperator) -> bool:
-    return operator.name in GRAPH_VIEWS and len(operator.inputs) >= 1
-
-
 # The code that Inductor wrote for a graph: the kernels it calls, and the tensors of each call.
 
 _ITEM_BYTES = {
@@ -469,11 +459,6 @@ class _Reading:
             self.sizes[name] = self.sizes[old]
             if "reinterpret_tensor(" not in line:
                 self.same[name] = self.same.get(old, old)
-
-
-def is_element_loop(name: str) -> bool:
-    """A loop over elements or a reduction, not a template of products."""
-    return _LOOP.match(name) is not None
 
 
 def _roles(

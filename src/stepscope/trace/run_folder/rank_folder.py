@@ -48,8 +48,6 @@ from stepscope.trace.run_folder.rank_facts import (
 )
 from stepscope.trace.run_folder.windows import comms_of
 
-# What capture wrote beside a rank's trace: clock rounds, the job's layout, the flight recorder.
-
 CLOCK, LINKS, MEMORY = "clock.json", "links.json", "memory.json"
 _MOST_NOTES = 16
 

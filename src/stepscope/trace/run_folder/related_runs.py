@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,6 @@ from stepscope.trace.files import is_folder, list_folder, may_exist, read_whole
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_folder import MEMORY
 from stepscope.trace.run_folder.run_state import RUN_FILE, read_origin
-
-# tune.json: read from a tune folder, and found beside a run of the same command.
 
 TUNE = "tune.json"
 JOURNAL, TRIALS = "journal.jsonl", "trials"  # there from the first trial on
@@ -71,7 +69,8 @@ def find_tune(run: Path, origin: RunOrigin) -> FoundTune | None:
     if not origin.command:
         return None
     around = _around(run)
-    for folder in (*around, *_newest_first(_beside(run, origin))):
+    newest = sorted(_beside(run, origin), key=_written, reverse=True)[:_MOST_TUNES]
+    for folder in (*around, *newest):
         with contextlib.suppress(UnreadableInputError):
             result = read_tune(folder)
             if _same_command(result, origin):
@@ -96,10 +95,6 @@ def _beside(run: Path, origin: RunOrigin) -> list[Path]:
         for folder in sorted(list_folder(home), reverse=True)[:_MOST_FOLDERS]
     ]
     return [folder for folder in dict.fromkeys(folders) if is_tune_folder(folder)]
-
-
-def _newest_first(folders: Iterable[Path]) -> list[Path]:
-    return sorted(folders, key=_written, reverse=True)[:_MOST_TUNES]
 
 
 def _written(folder: Path) -> float:

@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.records.folders import (
     HOSTS,
+    SERVER_FILE,
+    SERVER_FOLDER,
     TRACE,
     ProcessIdentity,
     process_state,
@@ -36,7 +38,14 @@ from stepscope.records.run import (
 from stepscope.records.source_lines import Place
 from stepscope.text.words import counted, plural
 from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
-from stepscope.trace.files import SIDE_FILES, LineFile, MissingFileError, read_whole
+from stepscope.trace.files import (
+    SIDE_FILES,
+    LineFile,
+    MissingFileError,
+    is_folder,
+    may_exist,
+    read_whole,
+)
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_facts import decode_facts, folder_rank
 
@@ -507,3 +516,13 @@ def origin_of_traces(paths: Iterable[str]) -> RunOrigin | None:
 def _rank_remedies(rank: Path) -> list[AppliedRemedy]:
     remedies = decode_facts(rank, Oddities("rank.json")).remedies
     return remedies if isinstance(remedies, list) else []
+
+
+def server_file(run: Path) -> Path | None:
+    """Where a run folder describes its parameter server; None for a run without one."""
+    file = run / SERVER_FOLDER / SERVER_FILE
+    return file if is_folder(run / SERVER_FOLDER) and may_exist(file) else None
+
+
+def is_server_file(path: Path) -> bool:
+    return path.name == SERVER_FILE and path.parent.name == SERVER_FOLDER

@@ -7,14 +7,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from stepscope.records.folders import HOSTS, STEPS_FILE, ProcessIdentity
 from stepscope.records.rank import StepColumns
 from stepscope.records.run import HostRun, RunTimes
-from stepscope.trace.clock_offsets import ClockOffsets, compare_rounds
 from stepscope.trace.decode import Oddities, read_record
 from stepscope.trace.files import is_folder
 from stepscope.trace.run_folder.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
@@ -22,8 +21,9 @@ from stepscope.trace.run_folder.rank_folder import read_rounds
 from stepscope.trace.run_folder.run_state import RUN, read_host_runs
 from stepscope.trace.run_folder.step_files import read_step_columns
 
-# When a rank's part of a command began and ended: run.json, hosts/ and rank.json.
-#
+if TYPE_CHECKING:
+    from stepscope.trace.clock_offsets import ClockOffsets
+
 # Times of different hosts are never compared as they are. In a job with a `stepscope run` on every
 # host, a rank's times are those of the one on its own host. Where one of them started ranks on
 # other hosts, the clock rounds of both hosts bring its times to the rank's clock.
@@ -84,6 +84,8 @@ def _offsets(folder: Path, there: str) -> ClockOffsets | None:
     first = folder.with_name("rank-00000")
     if folder == first or decode_facts(first, Oddities("rank.json")).host != there:
         return None
+    from stepscope.trace.clock_offsets import compare_rounds
+
     return compare_rounds(read_rounds(folder), read_rounds(first))
 
 
@@ -185,7 +187,7 @@ class CommandTimes(msgspec.Struct, frozen=True):
 
 def read_command_times(run: Path, host: str | None, process_began_ns: int | None) -> CommandTimes:
     """Of the command that started this process on this host."""
-    by_host = _host_runs(run, _stamp(run / HOSTS))
+    by_host = _host_runs(run, stamp_of(run / HOSTS))
     own = by_host.get(host or "")
     elsewhere = own is None  # started from another host, as by srun in a batch script
     if own is None:
@@ -199,7 +201,7 @@ def read_command_times(run: Path, host: str | None, process_began_ns: int | None
         times = _span(started or own)
         process = (started or own)[0].process if elsewhere and len(by_host) == 1 else None
         return msgspec.structs.replace(times, process=process)
-    return _run_times(run / RUN, _stamp(run / RUN))
+    return _run_times(run / RUN, stamp_of(run / RUN))
 
 
 def _span(runs: Sequence[HostRun]) -> CommandTimes:
@@ -228,7 +230,7 @@ def _run_times(file: Path, stamp: tuple[int, int] | None) -> CommandTimes:
     return read_record(file, CommandTimes, Oddities(RUN), _MOST_BYTES) or CommandTimes()
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def stamp_of(path: Path) -> tuple[int, int] | None:
     try:
         state = path.stat()
     except OSError:

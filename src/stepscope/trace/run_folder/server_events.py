@@ -12,7 +12,7 @@ import numpy as np
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import SERVER_FILE, SERVER_FOLDER
+from stepscope.records.folders import SERVER_FOLDER
 from stepscope.records.parameter_server import (
     PullColumns,
     PushColumns,
@@ -21,7 +21,8 @@ from stepscope.records.parameter_server import (
 )
 from stepscope.records.quality import Note
 from stepscope.text.words import counted
-from stepscope.trace.files import is_folder, list_folder, may_exist, read_whole
+from stepscope.trace.files import is_folder, list_folder, read_whole
+from stepscope.trace.run_folder.run_state import server_file
 
 _MOST = 10**14  # a larger number is no duration (a day), size or count of one event
 _LONGEST_NS = 10**16  # months: an event further from the others has a wrong clock
@@ -72,16 +73,6 @@ class _Facts(msgspec.Struct):
     shards: list[_Shard] = []
     optimizer: str = ""
     compression: str | None = None
-
-
-def server_file(run: Path) -> Path | None:
-    """Where a run folder describes its parameter server; None for a run without one."""
-    file = run / SERVER_FOLDER / SERVER_FILE
-    return file if is_folder(run / SERVER_FOLDER) and may_exist(file) else None
-
-
-def is_server_file(path: Path) -> bool:
-    return path.name == SERVER_FILE and path.parent.name == SERVER_FOLDER
 
 
 def read_server_events(runs: Sequence[Path]) -> TogetherEvents | None:

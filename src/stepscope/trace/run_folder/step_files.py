@@ -1,6 +1,7 @@
 """Read every step of a rank as columns: its packed parts, then steps.jsonl.
 
-Nothing here loops over steps but `read_steps`.
+A run of a month has millions of steps, so nothing here loops over them: lines are decoded a few
+thousand at a time, and every check is one operation on a column.
 """
 
 from __future__ import annotations
@@ -50,11 +51,6 @@ if TYPE_CHECKING:
     from stepscope.records.rank import Ints, StepFlags
 
     Chunk = dict[str, Ints]
-
-# Every step of a rank as columns: its packed parts, then steps.jsonl.
-#
-# A run of a month has millions of steps, so nothing here loops over them: lines are decoded a few
-# thousand at a time, and every check is one operation on a column.
 
 MAX_STEPS = 20_000_000  # lines of steps.jsonl; those of older captures are not packed
 MAX_STEPS_BYTES = 8 << 30
@@ -440,72 +436,3 @@ def step_rows(lines: list[StepLine]) -> Ints:
         values = chain.from_iterable(map(msgspec.structs.astuple, lines))
         flat = np.array([ABSENT if value is None else value for value in values], np.int64)
     return flat.reshape(len(lines), -1).T
-
-
-# Steps measured without the profiler, one record per step.
-
-STEPS = "steps.jsonl"
-PHASES = ("data", "forward", "backward", "optimizer", "other")
-
-
-class StepRow(msgspec.Struct, frozen=True):
-    """A line of steps.jsonl. The phases are parts of the wall time."""
-
-    step: StepNumber
-    wall_ns: SomeDurationNs
-    window: bool = False
-    first: bool = False
-    last: bool = False
-    memory: bool = False
-    device_ns: SomeDurationNs | None = None
-    data_ns: DurationNs = 0
-    forward_ns: DurationNs = 0
-    backward_ns: DurationNs = 0
-    optimizer_ns: DurationNs = 0
-    other_ns: DurationNs = 0
-    allocated_bytes: Bytes | None = None  # when it ended
-
-
-def plain_steps(file: Path) -> list[StepRow]:
-    """Not the window's, memory's, or half seen; a line that was cut short is left out."""
-    return list(filter(_is_plain, _rows(file)))
-
-
-def _is_plain(row: StepRow) -> bool:
-    return not (row.window or row.first or row.last or row.memory)
-
-
-def _rows(file: Path) -> list[StepRow]:
-    return read_steps(file, Oddities(STEPS))
-
-
-def read_steps(file: Path, oddities: Oddities) -> list[StepRow]:
-    """Every step once, in their order. Of two lines about one step the first counts."""
-    columns = read_step_columns(file.parent, oddities)
-    return [] if columns is None else _to_rows(columns)
-
-
-def _to_rows(columns: StepColumns) -> list[StepRow]:
-    nothing = [0] * len(columns)
-    phases = [columns.phases_ns.get(phase) for phase in PHASES]
-    lists = [nothing if values is None else values.tolist() for values in phases]
-    whole, unknown = columns.whole.tolist(), [None] * len(columns)
-    device, size = columns.device_ns, columns.allocated_bytes
-    return [
-        StepRow(step, wall, window, not seen, False, memory, *rest)
-        for step, wall, window, seen, memory, *rest in zip(
-            columns.number.tolist(),
-            columns.wall_ns.tolist(),
-            columns.window.tolist(),
-            whole,
-            columns.memory.tolist(),
-            unknown if device is None else _or_none(device),
-            *lists,
-            unknown if size is None else _or_none(size),
-            strict=True,
-        )
-    ]
-
-
-def _or_none(values: Ints) -> list[int | None]:
-    return [None if value < 0 else value for value in values.tolist()]

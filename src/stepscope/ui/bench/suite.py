@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -54,17 +54,10 @@ from stepscope.ui.bench.results import (
 from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.jobs.process import raising_on_signals
 
-# All rows of a bench, in turns; what is known is kept when a row fails or somebody interrupts.
+if TYPE_CHECKING:
+    from stepscope.ui.progress import TuneProgress
 
 _INTERRUPTED, _FAILED = 130, 1
-
-
-class BenchProgress(Protocol):
-    """Shows what is going on: `news` stays, what is being tried is replaced by the next run."""
-
-    def news(self, words: str) -> None: ...
-
-    def trying(self, words: str) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +104,7 @@ def run_suite(
     runs: int,
     folder: Path,
     command: tuple[str, ...],
-    progress: BenchProgress,
+    progress: TuneProgress,
     check_memory: bool = True,
     enough: EnoughRuns | None = None,
 ) -> SuiteEnd:
@@ -140,7 +133,7 @@ class _Suite:
         runs: int,
         folder: Path,
         command: tuple[str, ...],
-        progress: BenchProgress,
+        progress: TuneProgress,
     ) -> None:
         self._rows, self._runs, self._folder = rows, runs, folder
         self._progress = progress
@@ -420,7 +413,7 @@ def describe_machine() -> BenchMachine:
         host=socket.gethostname(),
         processor=processor_name(),
         cores=allowed_cores(),
-        device=_gpu_name(),
+        device=next(iter(_ask_gpu(["name"])), None) if gpu_count() else None,
         devices=gpu_count(),
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
@@ -451,10 +444,6 @@ def read_clocks() -> dict[str, float]:
         with contextlib.suppress(ValueError):
             clocks[name.replace(".", "_")] = float(text)
     return clocks
-
-
-def _gpu_name() -> str | None:
-    return next(iter(_ask_gpu(["name"])), None) if gpu_count() else None
 
 
 def _ask_gpu(fields: list[str]) -> list[str]:

@@ -32,8 +32,6 @@ from stepscope.text.figures import (
 from stepscope.text.words import counted
 from stepscope.ui.words import PARTS, Answer
 
-# A bench's answer in sentences, for every surface.
-
 _MOST_NAMES = 6  # in a sentence
 
 
@@ -147,8 +145,6 @@ def speed_words(row: WorkloadResult) -> str:
         return significant(row.speedup)
     return f"{significant(row.speedup)} ({interval(row.speedup_low, row.speedup_high)})"
 
-
-# A bench against saved results, in sentences for every surface.
 
 _WORTH_SAYING = 0.02  # of the step
 
@@ -289,9 +285,6 @@ def _against_next(comparison: BenchComparison) -> str:
 
 def _of(comparison: BenchComparison, verdict: ChangeVerdict) -> list[WorkloadChange]:
     return [change for change in comparison.workloads if change.verdict == verdict]
-
-
-# A scaling study in sentences, for every surface.
 
 
 def saturation_words(study: ScalingStudy) -> str:

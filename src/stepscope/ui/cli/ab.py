@@ -162,6 +162,5 @@ def _write(plan: PairedRuns, folder: Path) -> None:
 
     from stepscope.verify.pairs import AB
 
-    temporary = folder / f".{AB}.tmp"
-    temporary.write_bytes(msgspec.json.encode(plan))
-    temporary.replace(folder / AB)
+    with layout.replacing(folder / AB) as unfinished:
+        unfinished.write_bytes(msgspec.json.encode(plan))

@@ -353,7 +353,7 @@ def _run(
     from stepscope.bench.enough_runs import EnoughRuns
     from stepscope.bench.request import choose_tasks
     from stepscope.ui.bench.suite import SuiteEnd, require_gpu, require_torch, run_suite
-    from stepscope.ui.terminal.progress import shown_trials
+    from stepscope.ui.progress import shown_trials
 
     require_torch()
     tasks, problems = choose_tasks(request)

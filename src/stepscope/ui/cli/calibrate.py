@@ -33,7 +33,7 @@ from stepscope.ui.jobs.environment import own_ranks
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
-    from stepscope.ui.terminal.progress import ShowShare
+    from stepscope.ui.progress import ShowShare
 
 _LAST_LINES = 12  # of a failing launcher's output
 _LABORATORY_RANKS = 4  # with fewer, most algorithms are the same
@@ -206,7 +206,7 @@ def _measure(
     settings: CalibrationSettings, ranks: int | None, *, quiet: bool
 ) -> dict[str, Any] | None:
     """Return what was measured; None on every rank but the first."""
-    from stepscope.ui.terminal.progress import shown_shares
+    from stepscope.ui.progress import shown_shares
 
     launched = _is_launched()
     if launched and ranks is not None:
@@ -347,7 +347,7 @@ def _conclude_laboratory(raw: dict[str, Any], html: Path | None, as_json: bool) 
 
 
 def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
-    from stepscope.predict.collective_algorithms import compare_algorithms, hop_of_ring
+    from stepscope.predict.collective_algorithms import compare_algorithms, hop_of_line
     from stepscope.records.folders import node_name
     from stepscope.trace.machine_profiles import find_profile
 
@@ -358,7 +358,7 @@ def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
             f"no saved profile of {node_name()} has an all_reduce: "
             "run stepscope calibrate --ranks 2 (or under torchrun) first"
         )
-    hop = hop_of_ring(fit)
+    hop = hop_of_line(fit.segments, fit.group_size)
     comparison = compare_algorithms(
         size_bytes, world or profile.world_size, hop.alpha_ns, hop.beta_ns_per_byte
     )

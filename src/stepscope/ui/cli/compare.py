@@ -168,7 +168,7 @@ def command(
     A and B are run folders, traces, or lists of step times. A folder of run folders stands for all
     of them. The folder of `compare --run` stands for both sides.
     """
-    from stepscope.ui.terminal.progress import shown_progress
+    from stepscope.ui.progress import shown_progress
     from stepscope.verify.compare import compare
 
     a, b, paired = _sides(paths, against, pairs)

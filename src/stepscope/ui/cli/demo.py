@@ -45,7 +45,8 @@ def command(out: Path | None, as_json: bool) -> None:
     except OSError as error:
         raise UsageError(f"cannot make a folder for the recording: {error}") from None
     settings = Settings(folder=str(folder.absolute()), wait=12, warmup=1, active=5, stacks=True)
-    code, ranks = capture(_training(), folder, settings, output=sys.stderr.fileno())
+    training = tuple(own_ranks(RANKS, "stepscope.bench.demo"))
+    code, ranks = capture(training, folder, settings, output=sys.stderr.fileno())
     if code:
         raise StepscopeError(f"the demo's training ended with code {code}; see {folder}")
     for rank in ranks:
@@ -64,10 +65,6 @@ def command(out: Path | None, as_json: bool) -> None:
     print_short(
         explanation, more=f"stepscope explain {shlex.quote(str(folder))} --full", report=report
     )
-
-
-def _training() -> tuple[str, ...]:
-    return tuple(own_ranks(RANKS, "stepscope.bench.demo"))
 
 
 def _new_folder(out: Path | None) -> Path:

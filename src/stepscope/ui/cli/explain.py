@@ -169,7 +169,7 @@ def explain_paths(
     from stepscope.explain.explain_job import JobTraces
     from stepscope.trace.run_folder.related_runs import traced_run
     from stepscope.ui.advice import DRAWN_RANKS, add_advice, advise_slowest, choose_look
-    from stepscope.ui.terminal.progress import shown_progress
+    from stepscope.ui.progress import shown_progress
     from stepscope.ui.tried_remedies import (
         add_origin,
         add_trials,

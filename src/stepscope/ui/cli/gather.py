@@ -15,7 +15,7 @@ import click
 import msgspec
 
 import stepscope
-from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.records.folders import HOSTS
 from stepscope.text.figures import size
@@ -41,6 +41,7 @@ from stepscope.ui.jobs.gather_parts import (
     open_sources,
     refuse_other_hosts,
 )
+from stepscope.ui.jobs.run_folder import read_record
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def command(sources: tuple[str, ...], out: Path, everything: bool, as_json: bool
     """
     import msgspec
 
-    from stepscope.ui.terminal.progress import shown_progress
+    from stepscope.ui.progress import shown_progress
 
     with shown_progress(quiet=as_json, verb="copying") as progress:
         gathered = gather(sources, out, everything=everything, progress=progress)
@@ -114,8 +115,6 @@ def _amount(amount: Amount) -> str:
     return f"{counted(amount.files, 'file')} ({size(amount.size_bytes)})"
 
 
-# Copy the parts of one job from where they are into one run folder.
-#
 # A file is copied under a temporary name and then renamed, so whatever ends the copying leaves
 # whole files only. A second call copies what is missing or has changed: gathered.json says what
 # came from where, and a copy keeps the time of its original.
@@ -297,25 +296,18 @@ def _write_joined(
 
 def _with_earlier(whole: dict[str, Any], out: Path) -> dict[str, Any]:
     """Ranks and hosts that an earlier call gathered from other sources stay listed."""
-    try:
-        earlier = decode(read_whole(out / layout.RUN, _MOST_BYTES), dict[str, Any])
-    except (StepscopeError, NotJsonError):
-        return whole
+    earlier = read_record(out / layout.RUN) or {}
     names = {rank.get("folder") for rank in whole.get("ranks") or ()}
     ranks = [rank for rank in earlier.get("ranks") or () if rank.get("folder") not in names]
-    if ranks:
-        whole = {**whole, "ranks": sorted([*whole["ranks"], *ranks], key=_folder)}
-    return whole
-
-
-def _folder(rank: dict[str, Any]) -> str:
-    return str(rank.get("folder"))
+    if not ranks:
+        return whole
+    ranks = sorted([*whole["ranks"], *ranks], key=lambda rank: str(rank.get("folder")))
+    return {**whole, "ranks": ranks}
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    with contextlib.suppress(StepscopeError, NotJsonError):
-        if decode(read_whole(path, _MOST_BYTES), dict[str, Any]) == value:
-            return
+    if read_record(path) == value:
+        return
     try:
         layout.write_json(path, value)
     except OSError as error:
@@ -413,23 +405,21 @@ class Copier:
 
     def _copy(self, copy: FileCopy) -> None:
         target = self._out / copy.target
-        unfinished = layout.temporary(target)
+        file = copy.file
         try:
-            copy.source.fetch(copy.file.name, unfinished)
-            size = unfinished.stat().st_size
-            if size < copy.file.size_bytes:
-                raise UnreadableInputError(
-                    f"{copy.source}/{copy.file.name}: only {size} of {copy.file.size_bytes} bytes "
-                    "came: gather again"
-                )
-            if copy.file.modified_unix is not None:
-                os.utime(unfinished, (copy.file.modified_unix, copy.file.modified_unix))
-            unfinished.replace(target)
+            with layout.replacing(target) as unfinished:
+                copy.source.fetch(file.name, unfinished)
+                size = unfinished.stat().st_size
+                if size < file.size_bytes:
+                    raise UnreadableInputError(
+                        f"{copy.source}/{file.name}: only {size} of {file.size_bytes} bytes came: "
+                        "gather again"
+                    )
+                if file.modified_unix is not None:
+                    os.utime(unfinished, (file.modified_unix, file.modified_unix))
         except OSError as error:
             why = layout.why_refused(error)
             raise UsageError(f"{target} could not be written: {why}") from None
-        finally:
-            layout.remove(unfinished)
 
     def _is_there(self, copy: FileCopy) -> bool:
         """Whether an earlier call copied this very file."""

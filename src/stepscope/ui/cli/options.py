@@ -41,6 +41,7 @@ _WIDEST_NAME = 26
 _NEAR = 0.65
 # What people type who come from other tools, if the verb has no such option of its own.
 _MEANT = {"output": "out", "dir": "out", "verbose": "full", "silent": "quiet", "dry-run": "list"}
+_ELSEWHERE = {"collect": " `stepscope gather` joins the folders of all hosts after the run."}
 
 
 class VerbCommand(click.Command):
@@ -132,6 +133,7 @@ class VerbCommand(click.Command):
         if not near and f"--{_MEANT.get(asked)}" in known:
             near = [f"--{_MEANT[asked]}"]
         hint = f" Did you mean {' or '.join(near[:_MOST_HINTS])}?" if near else ""
+        hint = hint or _ELSEWHERE.get(asked, "")
         from stepscope.ui.words import one_line
 
         return f"No such option {one_line(name)}.{hint}"
@@ -309,8 +311,6 @@ def parse_size(text: str, option: str) -> int:
         raise UsageError(f"{option} {text!r}: write 8GB, 24GiB or a number of bytes")
     return size
 
-
-# Options that several verbs share, and the checks that go with them.
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|[smh]?)(?:in)?")

@@ -64,7 +64,7 @@ def command(
     from stepscope.ui.cli.whatif import open_bench
     from stepscope.ui.probe import modes_of, probe_step
     from stepscope.ui.probe_run import ProbeChild
-    from stepscope.ui.terminal.progress import shown_shares
+    from stepscope.ui.progress import shown_shares
     from stepscope.ui.topics.measurements import probe_json
 
     modes = modes_of([Setting.parse(text) for text in settings])

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from stepscope.ui.jobs.capture import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.jobs.job_key import JobKey, find_job
 from stepscope.ui.jobs.process import HeldSignals, News, raising_on_signals, run_job
 from stepscope.ui.jobs.run_folder import (
+    Attachment,
     RunFile,
     applied_words,
     claim,
@@ -44,7 +45,6 @@ from stepscope.ui.say import say
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
-    from stepscope.ui.jobs.collect import PartCollector
     from stepscope.ui.loggers.run_log import LogChoice, RunLog
     from stepscope.ui.serve.metrics import MetricsFile
 
@@ -81,7 +81,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
             ),
         ),
         ("While it runs", ("--log", "--metrics-file")),
-        ("Several hosts", ("--job", "--collect")),
+        ("Several hosts", ("--job",)),
         ("Afterwards", ("--probe", "--set", "--probe-budget")),
     ),
     modes={"--check": "health"},
@@ -174,12 +174,6 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     help="Runs with this name are one job and share its folder. stepscope finds the job itself "
     "under torchrun, Slurm, MPI and Kubernetes.",
 )
-@click.option(
-    "--collect",
-    is_flag=True,
-    help="For hosts without a shared disk. After the command, each host sends its small files "
-    "to the first one, which explains all of them.",
-)
 @with_option
 @mode_option(
     "--check",
@@ -226,7 +220,6 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 def command(
     out: Path | None,
     job: str | None,
-    collect: bool,
     metrics_file: Path | None,
     logs: tuple[LogChoice, ...],
     quiet: bool,
@@ -244,32 +237,24 @@ def command(
     command = startable(command)
     precisions = asked_precisions(probe_settings, probe=probe)
     if metrics_file is not None:
-        _require_metrics_place(metrics_file)
-    collector = _open_collector() if collect else None
-    options |= collector.settings if collector is not None else {}
+        from stepscope.ui.serve.metrics import require_place
+
+        require_place(metrics_file)
     with HeldSignals() as signals:
         run = _begin(out, command, options, job)
         if run is None:
             return run_job(command, None, signals=signals)
         log = _begin_log(run.folder, logs) if logs and run.closes else None
-        announce = run.closes and not quiet
         metrics = _Metrics(metrics_file, run.folder)
-        code, ranks = capture_into(
-            run,
-            command,
-            run.settings,
-            announce=announce,
-            signals=signals,
-            around=metrics.around if metrics_file is not None else None,
-        )
+        announces = run.closes and not quiet
+        attachment = Attachment(run.folder, run.settings, command) if announces else None
+        news = metrics.around(attachment)
+        code, ranks = capture_into(run, command, news=news, signals=signals)
     with _not_ended_by_signals(), _ended_before_the_scheduler_kills(run):
-        sent = collector is not None and _collect(collector.command_ended, run)
         if isinstance(run, JobPart):
-            ranks = _close_job(run, quiet=sent)
-        if collector is not None and not sent:
-            _collect(lambda _: collector.finish(), run)
+            ranks = _close_job(run)
         explanation = None
-        if run.closes and not sent:
+        if run.closes:
             # First: what-ifs in the report use its times. A job that was told to end has none.
             if probe and ranks and not run.record["signals"]:
                 say(probe_run(run.folder, precisions, probe_budget))
@@ -282,12 +267,6 @@ def command(
     return code
 
 
-def _require_metrics_place(path: Path) -> None:
-    from stepscope.ui.serve.metrics import require_place
-
-    require_place(path)
-
-
 class _Metrics:
     """`--metrics-file`, loaded only when it is asked for."""
 
@@ -295,10 +274,12 @@ class _Metrics:
         self._path, self._folder = path, folder
         self._file: MetricsFile | None = None
 
-    def around(self, news: News | None) -> News:
+    def around(self, news: News | None) -> News | None:
+        """What writes the file beside the news."""
+        if self._path is None:
+            return news
         from stepscope.ui.serve.metrics import MetricsFile
 
-        assert self._path is not None
         self._file = MetricsFile(self._path.absolute(), self._folder.absolute(), news)
         return self._file
 
@@ -314,26 +295,11 @@ def _begin_log(folder: Path, logs: tuple[LogChoice, ...]) -> RunLog | None:
     return begin_log(folder, logs)
 
 
-def _open_collector() -> PartCollector | None:
-    from stepscope.ui.jobs.collect import PartCollector
-
-    return PartCollector.listen()
-
-
-def _collect(act: Callable[[Path], bool | None], run: RunFile | JobPart) -> bool:
-    """Nothing here may change the command's exit code."""
-    try:
-        return bool(act(run.folder))
-    except Exception as error:
-        say(f"--collect failed: {type(error).__name__}: {error}; the part stays in {run.folder}")
-        return False
-
-
-def _close_job(part: JobPart, *, quiet: bool) -> list[dict[str, Any]]:
+def _close_job(part: JobPart) -> list[dict[str, Any]]:
     """Nothing here may change the command's exit code."""
     try:
         ranks = part.close_job()
-        if not part.closes and not quiet and (words := part.farewell()):
+        if not part.closes and (words := part.farewell()):
             say(words)
         return ranks
     except Exception as error:

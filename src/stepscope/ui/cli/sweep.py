@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import runpy
 import shlex
 import sys
@@ -20,12 +19,11 @@ import msgspec
 from msgspec import to_builtins
 
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
-from stepscope.records.quality import encode_json
 from stepscope.text.figures import significant
 from stepscope.text.words import SITE, counted
-from stepscope.trace.files import open_to_append, read_whole
 from stepscope.ui.cli.options import VerbCommand, complete_file, json_option, out_option
 from stepscope.ui.jobs.run_folder import claim_or_refuse
+from stepscope.ui.json_text import append_line, read_journal
 from stepscope.ui.say import say
 from stepscope.ui.words import one_line
 
@@ -329,31 +327,26 @@ class SweepJournal:
 
     @classmethod
     def create(cls, folder: Path, start: SweepStart) -> SweepJournal:
-        journal = cls(folder, start, [])
-        journal._append(start)
-        return journal
+        append_line(folder / JOURNAL, start)
+        return cls(folder, start, [])
 
     @classmethod
     def read(cls, folder: Path) -> SweepJournal:
         """UnreadableInputError if it is none; UsageError without a first line."""
-        text = read_whole(folder / JOURNAL, _MOST_BYTES)
-        lines = text.split(b"\n")
-        whole, cut = lines[:-1], lines[-1]
+        lines = read_journal(folder / JOURNAL, _MOST_BYTES)
         try:
-            records = [_LINE.decode(line) for line in whole]
+            records = [_LINE.decode(line) for line in lines]
         except msgspec.MsgspecError as error:
             raise UnreadableInputError(
                 f"{folder / JOURNAL} is not the journal of a sweep: {error}"
             ) from None
         if not records or not isinstance(records[0], SweepStart):
             raise UsageError(f"{folder} holds no sweep to resume: start a new one without --resume")
-        if cut:
-            _cut(folder / JOURNAL, len(text) - len(cut))
         ended = [record for record in records[1:] if isinstance(record, EndedTrial)]
         return cls(folder, records[0], ended)
 
     def add(self, trial: EndedTrial) -> None:
-        self._append(trial)
+        append_line(self.folder / JOURNAL, trial)
         self.ended.append(trial)
 
     def best(self) -> EndedTrial | None:
@@ -365,14 +358,6 @@ class SweepJournal:
         best = self.best()
         return _has_result(trial) and (best is None or _loss(trial) < _loss(best))
 
-    def _append(self, record: msgspec.Struct) -> None:
-        descriptor = open_to_append(self.folder / JOURNAL)
-        try:
-            os.write(descriptor, encode_json(record) + b"\n")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
 
 def _has_result(trial: EndedTrial) -> bool:
     return trial.state == "finished" and trial.loss is not None
@@ -380,14 +365,6 @@ def _has_result(trial: EndedTrial) -> bool:
 
 def _loss(trial: EndedTrial) -> float:
     return math.inf if trial.loss is None else trial.loss
-
-
-def _cut(path: Path, size: int) -> None:
-    descriptor = open_to_append(path)
-    try:
-        os.ftruncate(descriptor, size)
-    finally:
-        os.close(descriptor)
 
 
 # The trials of a sweep while it runs: a table that changes in a terminal, lines elsewhere.

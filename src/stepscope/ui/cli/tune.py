@@ -134,7 +134,7 @@ def command(
 
         print_applied_changes(as_json=as_json)
         return 0
-    from stepscope.ui.terminal.progress import shown_trials
+    from stepscope.ui.progress import shown_trials
     from stepscope.ui.tune.patch import require_applicable
     from stepscope.ui.tune.tuning import tune
 
@@ -150,34 +150,18 @@ def command(
     return end.code
 
 
-def _begin(
-    words: tuple[str, ...],
-    *,
-    steps: int,
-    budget: float,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    allow: str,
-    memory_limit: int | None,
-    out: Path | None,
-    step_on: str,
-) -> Journal:
+def _begin(words: tuple[str, ...], *, out: Path | None, budget: float, **options: Any) -> Journal:
     if not words:
         raise UsageError("name the command to tune: stepscope tune -- python train.py")
     from stepscope.ui.tune.plan import TuneStart, WantedRemedies
     from stepscope.ui.tune.tuning import begin
 
-    WantedRemedies.parse(only, skip, allow)
+    WantedRemedies.parse(options["only"], options["skip"], options["allow"])
     start = TuneStart(
         command=startable(words),
         folder=str(Path.cwd()),
-        steps=steps,
         budget_s=budget,
-        allow=allow,
-        step_on=step_on,
-        only=only,
-        skip=skip,
-        memory_limit=memory_limit,
+        **options,
     )
     folder = claim_or_refuse(out, ("tune", *words))
     try:

@@ -125,7 +125,7 @@ def parse_settings(texts: Sequence[str]) -> list[Setting]:
 def open_bench(*paths: str, cache: bool, quiet: bool = False) -> tuple[Bench, RankExplanation, str]:
     """Return the rank that decides the step, ready for predictions, and which one that is."""
     from stepscope.ui.advice import open_slowest
-    from stepscope.ui.terminal.progress import shown_progress
+    from stepscope.ui.progress import shown_progress
 
     with shown_progress(quiet=quiet) as progress:
         return open_slowest(*paths, cache=cache, progress=progress)
@@ -186,14 +186,13 @@ def _predict(
     as_json: bool,
     keep: bool,
 ) -> None:
-    from msgspec.structs import replace
-
     from stepscope.ui.topics.whatif import (
         Tried,
         adjusted,
         frees_memory,
         headline,
         judge,
+        predict_together,
         prediction_json,
         verdict,
         why,
@@ -201,10 +200,7 @@ def _predict(
     from stepscope.ui.words import Answer
     from stepscope.verify.track_record import history
 
-    before, raw = bench.predict([]), bench.predict(wanted)
-    if not raw.applied:
-        raise NotCapturedError("; ".join(dict.fromkeys(raw.refused)))
-    raw = replace(raw, settings=raw.applied)
+    before, raw = bench.predict([]), predict_together(bench, wanted)
     after = adjusted(raw, history())
     promise = _remember(raw, bench, path) if keep else None
     if as_json:

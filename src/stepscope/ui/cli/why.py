@@ -149,8 +149,6 @@ def _with_absolute_links(page: str, finding: str) -> str:
     return "".join([*parts, _LINK.sub(address, page[start:])])
 
 
-# stepscope why: what a finding means, how to be sure of it, and what to do.
-
 _SCHEMA = 1
 
 

@@ -28,8 +28,6 @@ from stepscope.ui.editor.edits import follow, source_lines, text_lines
 if TYPE_CHECKING:
     from stepscope.predict.engine import Bench
 
-# The number in a script's source that sets the batch size, found by its syntax tree.
-
 # batch_size, BATCH, bs, per_device_train_batch_size, --batch-size; not n_batches, eval_batch_size.
 _NAME = re.compile(
     r"(?:^|_)(?:batch_?size|batchsize|bsz?|batch)(?:_?(?:train|per_(?:gpu|device)))?$"
@@ -86,30 +84,6 @@ def _likeliest(candidates: list[_Number], measured: int) -> list[_Number]:
     divides = [one for one in candidates if _value(one) > 1 and measured % _value(one) == 0]
     named = [one for one in candidates if one.rank <= _NAMED]
     return equal or [one for one in divides if one in named] or named or divides
-
-
-def text_with_batch(text: str, place: BatchPlace, batch: int) -> str:
-    """The source with another batch size. Raises NotCapturedError if the number has moved."""
-    lines = text.split("\n")  # carriage returns stay where they are
-    spots = [(place.line, place.column, place.end_column), *place.also]
-    for number, column, end in sorted(spots, reverse=True):  # the last one first: columns shift
-        line = lines[number - 1] if number <= len(lines) else ""
-        written = line[column:end]
-        if not _is_number(written) or int(written, 0) != place.value:
-            raise NotCapturedError(
-                f"line {number} no longer holds the batch size {place.value}: "
-                "ask for its place again"
-            )
-        lines[number - 1] = f"{line[:column]}{batch}{line[end:]}"
-    return "\n".join(lines)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        int(text, 0)
-    except ValueError:
-        return False
-    return True
 
 
 def _value(candidate: _Number) -> int:

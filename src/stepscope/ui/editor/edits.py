@@ -11,8 +11,6 @@ from pathlib import Path
 
 from stepscope.records.source_lines import FollowedLine, FollowedLines, LineCost, LineCosts
 
-# Measured lines followed through edits: which are as they were, moved, changed or gone.
-
 
 def follow(costs: LineCosts, file: Path, text: str) -> FollowedLines:
     """The lines measured in `file`, in its present text."""

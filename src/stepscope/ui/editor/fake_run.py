@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import threading
@@ -22,8 +21,7 @@ from stepscope.measure import __file__ as _measure
 from stepscope.measure.fake_step import ENDED
 from stepscope.text.figures import long_duration
 from stepscope.trace.files import read_whole
-
-# A script's steps with fake tensors, run in a process of their own within a time limit.
+from stepscope.ui.child import kill_group
 
 _MOST_ANSWER = 64 << 20
 _LATER_S = 10.0  # the script ends by itself if we cannot end it
@@ -162,7 +160,7 @@ class WarmPython:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        _kill_group(self._process.pid)
+        kill_group(self._process.pid)
         self._process.communicate()  # closes its pipes
         self._errors.close()
 
@@ -193,7 +191,7 @@ class WarmPython:
             raise
         finally:
             if self._child is not None:  # what the script started and left
-                _kill_group(self._child)
+                kill_group(self._child)
 
     def _until_ended(self, wait: _Wait) -> None:
         while (line := self._next_line()) != ENDED:
@@ -222,7 +220,7 @@ class WarmPython:
         if self._child is None:
             self._abandoned += 1
             return
-        _kill_group(self._child)
+        kill_group(self._child)
         while self._next_line() not in (ENDED, None):
             pass
 
@@ -232,11 +230,6 @@ class WarmPython:
         self._errors.seek(max(0, size - _LAST_BYTES))
         lines = self._errors.read().decode(errors="replace").splitlines()
         return lines[-1] if lines else f"Python ended with code {self._process.returncode}"
-
-
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 class _OverError(NotCapturedError):

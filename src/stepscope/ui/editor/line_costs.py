@@ -17,8 +17,13 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
-from stepscope.explain.lines import KeptBytes, cost_lines
-from stepscope.explain.lines.costs import OperatorTimes, first_dtype, operator_times
+from stepscope.explain.line_costs import (
+    KeptBytes,
+    OperatorTimes,
+    cost_lines,
+    first_dtype,
+    operator_times,
+)
 from stepscope.records.explanation import RankExplanation
 from stepscope.records.source_lines import LineCost, LineCosts, LineOperator
 from stepscope.text.figures import milliseconds, percent
@@ -28,8 +33,6 @@ from stepscope.ui.advice import find_slowest
 from stepscope.ui.api import explain
 from stepscope.ui.editor.edits import follow
 from stepscope.ui.editor.fake_run import FakeAnswer, FakeScript, LineCall, run_with_fakes
-
-# The cost of each line as a run folder shows it.
 
 TRACE, MEMORY, SOURCES = "trace-lines.json.gz", "memory.json", "lines.json"
 _MOST_SOURCES = 256 << 20
@@ -155,7 +158,6 @@ def estimate_script(
     limit_s: float,
     measured: LineCosts | None = None,
     python: str | None = None,
-    cwd: Path | None = None,
     stop: threading.Event | None = None,
 ) -> LineCosts:
     """Line costs of the script with `texts` for files of it, marked as estimated.
@@ -173,7 +175,7 @@ def estimate_script(
     if str(script) not in before:
         raise NotCapturedError(f"the measured run did not run {script.name}: profile it once")
     after = {**before, **{str(file.resolve()): text for file, text in texts.items()}}
-    how = (tuple(arguments), python or sys.executable, (cwd or script.parent).absolute())
+    how = (tuple(arguments), python or sys.executable, script.parent.absolute())
     times = _times_of(measured.run, measured.step_ms)
     old, new = (FakeScript(script, tuple(sorted(them.items())), *how) for them in (before, after))
     # The edited one first: what is wrong with it is said at once.
@@ -306,7 +308,7 @@ def _estimate_line(
         optimizer_ms=ms["optimizer"],
         other_ms=known.other_ms if known is not None else 0.0,
         kept_bytes=kept,
-        calls=known.calls if known is not None and _runs_as_often(before, timed) else None,
+        calls=known.calls if known and before and before.calls == timed.calls else None,
         operators=timed.operators,
     )
 
@@ -320,10 +322,6 @@ def _own_factor(
         return None
     took: float = getattr(known, f"{phase}_ms")
     return took / before.ms[phase] or None
-
-
-def _runs_as_often(before: _Timed | None, after: _Timed) -> bool:
-    return before is not None and before.calls == after.calls
 
 
 def _runs_the_same(before: _Timed | None, after: _Timed | None) -> bool:

@@ -26,8 +26,6 @@ from stepscope.ui.jobs.capture import capture_to_end
 from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.jobs.process import last_lines
 
-# Profiles one script in a process of its own, which can be ended at any time.
-#
 # python -m stepscope.ui.editor.profile_child < request (JSON: ProfileRequest)
 #
 # The script's processes end with this one, whatever ends it.
@@ -139,7 +137,6 @@ def profile_script(
     folder: Path,
     on_progress: Callable[[str], None] = lambda _: None,
     python: str | None = None,
-    cwd: Path | None = None,
     stop: threading.Event | None = None,
 ) -> ProfiledScript:
     """Run the script for some 20 steps, into the new run folder `folder`.
@@ -153,7 +150,7 @@ def profile_script(
     request = ProfileRequest(
         command=(python or sys.executable, str(script), *arguments),
         folder=str(folder.absolute()),
-        cwd=str((cwd or script.parent).absolute()),
+        cwd=str(script.parent),
         limit_s=limit_s,
     )
     began = time.monotonic()

@@ -39,8 +39,6 @@ from stepscope.ui.html.bench_rows import (
 from stepscope.ui.html.render import json_block, make_table, render_page, slice_of, write_atomically
 from stepscope.ui.words import PARTS, one_line
 
-# The page of a bench: all workloads side by side, on one roofline, and as curves.
-
 STYLES = ("report.css", "efficiency.css", "memory.css", "bench.css")
 
 

@@ -24,8 +24,6 @@ from stepscope.text.words import counted, sentence
 from stepscope.ui.bench.words import interval_words, moved_words, parts_words, speed_words
 from stepscope.ui.words import one_line
 
-# The workloads of a bench side by side: one row each, one small chart per metric.
-
 _EDGE = 3.0  # percent of a track's width that no dot comes nearer to its ends
 _LONGEST_NAME = 60
 _MILLION = 999_500.0  # from here on numbers are too long to read

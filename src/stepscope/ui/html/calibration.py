@@ -5,7 +5,6 @@ times on log axes, and schedules step by step.
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from stepscope.records.collective_schedules import (
 from stepscope.records.hardware import AlgorithmTimes, CollectiveFit, LaboratoryReport, Profile
 from stepscope.text.figures import binary_size, duration, percent, signed_percent, significant
 from stepscope.text.words import counted
-from stepscope.ui.html.render import read_page_file, render_page, write_atomically
+from stepscope.ui.html.render import render_page, write_atomically
 from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, rect, short_tick, text
 from stepscope.ui.topics.measurements import (
     algorithm_name,
@@ -41,8 +40,6 @@ from stepscope.ui.topics.measurements import (
     machine_rows,
     of_kind,
 )
-
-# The calibration's page: measured and predicted times on log axes, the errors below.
 
 _COLORS = {
     "world": "compute",
@@ -454,26 +451,6 @@ def draw_schedule(schedule: CollectiveSchedule) -> Markup:
         "in each step"
     )
     return drawing(width, height, title, parts)
-
-
-def draw_alone(schedule: CollectiveSchedule) -> str:
-    """The same as a file of its own, with the page's light colours."""
-    rules = [
-        "svg text { font: 11px var(--font); fill: var(--muted); }",
-        *(
-            line
-            for line in read_page_file("laboratory.css").splitlines()
-            if line.startswith(("svg .diagram", "svg .shade", "svg .is-"))
-        ),
-    ]
-    used = set(re.findall(r"var\((--[\w-]+)", "".join(rules)))
-    light = read_page_file("report.css").split("}", 1)[0]
-    colours = [line.strip() for line in light.splitlines() if line.strip().split(":")[0] in used]
-    style = "\n".join(["<style>", f"svg {{ {' '.join(colours)} }}", *rules, "</style>"])
-    drawn = str(draw_schedule(schedule))
-    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
-        ">", f">{style}", 1
-    )
 
 
 def contribution_words(ranks: frozenset[int]) -> str:

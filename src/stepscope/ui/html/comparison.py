@@ -43,11 +43,9 @@ from stepscope.ui.words import PARTS, short_kernel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.comparison import Comparison, NameChange, Side
+    from stepscope.records.comparison import Comparison, NameChange, PhaseChange, Side
 
     Floats = NDArray[np.float64]
-
-# The comparison's page: verdict, what moved, both sides' steps, parts and timelines, tables.
 
 STYLES = ("report.css", "calibration.css", "comparison.css")
 _ROWS = 25
@@ -249,7 +247,7 @@ def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
 def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (
-            PHASES.get(row.id) or sentence(row_name(row.id)),
+            _phase_name(row),
             significant(row.a_ms),
             significant(row.b_ms),
             signed(row.change_ms),
@@ -288,8 +286,7 @@ _UNDRAWN = 3  # percentiles at the slow end: a single step may take a hundred ti
 _EDGE = 5  # percent of the width
 _HIGH = 150  # height of a chart of steps
 _MARGIN = 0.12
-_BEYOND = 0.6  # of the waterfall's width: how far intervals may reach out of it
-PHASES = {
+_PHASES = {
     "data": "Data",
     "forward": "Forward",
     "backward": "Backward",
@@ -297,6 +294,7 @@ PHASES = {
     "other": "Other",
     "rest": "Rest of the step",
 }
+_BEYOND = 0.6  # of the waterfall's width: how far intervals may reach out of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +304,6 @@ class WaterfallRow:
     label: str
     change: str
     between: str  # the interval, in words
-    sure: bool  # beyond chance, or without an interval
     tone: str  # less, more, or still
     left: float
     width: float
@@ -424,12 +421,14 @@ _Change = tuple[str, float, tuple[float, float] | None]  # label, ms, interval
 
 
 def _measured_rows(comparison: Comparison) -> list[_Change]:
-    rows = phases_and_rest(comparison)
-    names = [PHASES.get(row.id) or sentence(row_name(row.id)) for row in rows]
     return [
-        (name, row.change_ms, (row.low_ms, row.high_ms))
-        for name, row in zip(names, rows, strict=True)
+        (_phase_name(row), row.change_ms, (row.low_ms, row.high_ms))
+        for row in phases_and_rest(comparison)
     ]
+
+
+def _phase_name(row: PhaseChange) -> str:
+    return _PHASES.get(row.id) or sentence(row_name(row.id))
 
 
 def _profiled_rows(comparison: Comparison) -> list[_Change]:
@@ -457,7 +456,6 @@ def _waterfall_row(
         label=label,
         change=f"{signed(change)} ms",
         between="" if between is None else f"{signed(between[0])} to {signed(between[1])}",
-        sure=sure,
         tone="still" if not sure or not change else "less" if change < 0 else "more",
         left=scale.share(ends[0]),
         width=max(scale.share(ends[1]) - scale.share(ends[0]), 0.3),

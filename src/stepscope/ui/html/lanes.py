@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-# Where every event is drawn: one lane per stream and thread, one row per depth.
-
 MAX_OVERLAP_ROWS = 8  # kernels that overlap more share the last row
 
 

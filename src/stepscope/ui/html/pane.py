@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64] | NDArray[np.uint8]
 
-# A pane: one section of the report. `panes/<id>.py` declares it, `page/<id>.html.j2` prints it.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-# What the page draws of one rank, taken from the trace while it is still in memory.
-#
 # A picture is small enough to be sent between processes: the trace never leaves its worker.
 
 ANY_STEP = "ProfilerStep#*"
@@ -87,7 +85,6 @@ class RankPicture:
 
     path: str
     rank: int | None
-    zero_ns: int
     span_ns: int
     strings: tuple[str, ...]
     lanes: tuple[Lane, ...]
@@ -154,7 +151,6 @@ def draw_rank(
     return RankPicture(
         path=rank.path,
         rank=rank.rank,
-        zero_ns=zero,
         span_ns=end - zero,
         strings=strings,
         lanes=device.lanes + host.lanes,

@@ -23,7 +23,7 @@ from stepscope.records.run import (
     StallCause,
     StepSeries,
 )
-from stepscope.text.words import counted
+from stepscope.text.words import counted, ordinal
 from stepscope.ui.html.pane import encode_block, zigzag
 from stepscope.ui.words import ACCOUNT_PARTS, STALLS, phase_words
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-# Every step of every rank as a data block for the page: run_series.js reads it.
-#
 # Times are in microseconds. Step numbers and starts are stored as what differs from "one more than
 # the last" and "the last one's end", so they deflate to almost nothing. With too many steps for a
 # page, the shortest and the longest step of each stretch stay: what is drawn keeps its extremes.
@@ -357,7 +355,7 @@ def how_often(stalled: int, steps: int, period: int | None) -> str:
     if not stalled:
         return "between epochs"
     if period is not None and period > 1:
-        return f"every {_ordinal(period)} step"
+        return f"every {ordinal(period)} step"
     if stalled >= steps:
         return "every step"
     if stalled < 3:
@@ -406,11 +404,6 @@ def _which(ranks: Sequence[int], all_ranks: int) -> str:
     if len(numbers) > 4:
         return f"{len(numbers):,} of {all_ranks:,}"
     return ", ".join(map(str, numbers))
-
-
-def _ordinal(number: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number:,}{'th' if 10 <= number % 100 <= 20 else ending}"
 
 
 def _differ(accounts: Sequence[RunAccount]) -> bool:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     Place = float | str
     Box = tuple[float, float, float, float]
 
-# The pieces that the charts share: lines, text, axes, ticks. Text is escaped here.
-
 
 def drawing(
     width: float, height: float, title: str, parts: Iterable[str], *, memory: str = ""

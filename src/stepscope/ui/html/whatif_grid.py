@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from stepscope.predict.compare_gpus import compare_gpus, table_gpus
 from stepscope.predict.declaration import Refused
-from stepscope.predict.engine import Bench, Trial, compare_gpus, table_gpus
+from stepscope.predict.engine import Bench, Trial
 from stepscope.predict.scale_out import find_present_exchange, step_without_comm_ns
 from stepscope.predict.step_context import Exchange, StepContext, current_form
 from stepscope.predict.whatifs import in_order, parse_setting
@@ -24,8 +25,6 @@ from stepscope.ui.topics.whatif import Tried, adjusted, try_each
 if TYPE_CHECKING:
     Places = tuple[int, ...]
 
-# What the pane "What if" offers, predicted where the trace is by what `whatif` itself uses.
-#
 # Changes of the step are combined in every way. Workers, links and buckets are combined with each
 # other, and with one other change, as far as that takes reasonable time: the page shows no number
 # for a position that was not predicted.
@@ -455,17 +454,13 @@ def _share(trials: Trials, known: Iterable[str], why: str) -> Axis:
 
 
 def _bandwidth(trials: Trials, beside: Sequence[str], why: str) -> Axis:
-    known, refusal = ({}, why) if why else _try(trials, _bandwidth_settings(), beside)
     names = {f"bandwidth={factor:g}": _NAMES.get(factor, f"{factor:g}×") for factor in BANDWIDTHS}
+    known, refusal = ({}, why) if why else _try(trials, names, beside)
     options = [Option(label=names[setting], setting=setting) for setting in known]
     slower = sum(setting < "bandwidth=1" for setting in known)
     options.insert(slower, Option(label="1× (now)", setting=""))
     hint = "Bytes per second between workers"
     return _slider("bandwidth", "Link bandwidth", hint, options, "" if known else refusal)
-
-
-def _bandwidth_settings() -> list[str]:
-    return [f"bandwidth={factor:g}" for factor in BANDWIDTHS]
 
 
 def _buckets(trials: Trials, beside: Sequence[str], why: str, *, is_traced: bool) -> Axis:

@@ -9,14 +9,13 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import stepscope
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.folder import KeptJson
@@ -44,18 +43,16 @@ from stepscope.ui.jobs.process import (
 )
 from stepscope.ui.jobs.run_folder import (
     IN_USE,
-    Attachment,
+    CommandRecord,
     RunFile,
-    SignalDiary,
     begin_record,
     describe_end,
     describe_ranks,
+    read_record,
     script_of,
     shortened,
 )
 from stepscope.ui.say import say
-
-# Run a command with capture: open the run folder, watch the command, close the folder.
 
 
 def capture(
@@ -71,31 +68,26 @@ def capture(
         run = RunFile.begin(folder, command, settings)
     except OSError as error:
         raise UsageError(f"the run folder cannot be written: {error}") from None
-    return capture_into(run, command, settings, output=output, until=until)
+    return capture_into(run, command, output=output, until=until)
 
 
 def capture_into(
     run: RunFile | JobPart,
     command: tuple[str, ...],
-    settings: Settings,
     *,
     output: int | None = None,
     until: Callable[[], bool] | None = None,
-    announce: bool = False,
+    news: News | None = None,
     signals: HeldSignals | None = None,
-    around: Callable[[News | None], News] | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
     """The command's exit code and what each rank left; run.json holds both.
 
-    Once `until` returns True, the command is ended, which is no failure. What `around` makes of
-    the news is polled while the command runs.
+    Once `until` returns True, the command is ended, which is no failure. `news` is asked while the
+    command runs.
     """
-    attachment: News | None = Attachment(run.folder, settings, command) if announce else None
-    if around is not None:
-        attachment = around(attachment)
-    job = partial(run_job, command, settings, output=output, until=until)
+    job = partial(run_job, command, run.settings, output=output, until=until)
     try:
-        code = job(news=attachment, diary=run, signals=signals)
+        code = job(news=news, record=run, signals=signals)
     except UsageError:  # it could not be started
         run.discard()
         raise
@@ -124,15 +116,11 @@ _MOST_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class JobPart(SignalDiary):
+class JobPart(CommandRecord):
     """From before the command starts until the run is closed."""
 
-    folder: Path
-    settings: Settings
     key: JobKey
     opened: bool  # this part came first
-    record: dict[str, Any]
-    _file: KeptJson = field(init=False)
 
     @classmethod
     def begin(
@@ -152,13 +140,14 @@ class JobPart(SignalDiary):
         opened = _write_first(folder, {**record, "job": facts})
         own = {**msgspec.to_builtins(key), "job": key.name, "host": record["process"]["host"]}
         del own["name"], own["one_terminal"]
-        part = cls(folder, settings, key, opened, {**record, **own})
+        record |= own
         try:
-            part._file = _register(folder, key, part.record)
+            file = _register(folder, key, record)
         except UsageError:
             if opened:
                 layout.remove(folder / layout.RUN)
             raise
+        part = cls(folder, settings, record, file, key, opened)
         if key.attempt and part.closes and not opened:
             part._open_again()
         return part
@@ -170,15 +159,11 @@ class JobPart(SignalDiary):
 
     def _open_again(self) -> None:
         """run.json is closed by an earlier attempt, and the job runs once more."""
-        before = _read_object(self.folder / layout.RUN)
+        before = read_record(self.folder / layout.RUN) or {}
         ended = ("exit_code", "ended_unix", "ranks")
         begun = {name: value for name, value in before.items() if name not in ended}
         begun |= {"status": "running", "process": self.record["process"]}
         self._write_whole(iter([begun]))
-
-    def write_again(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.write(self.record)
 
     def discard(self) -> None:
         """The command could not be started; the other parts stay."""
@@ -191,10 +176,7 @@ class JobPart(SignalDiary):
     def close(self, code: int) -> list[dict[str, Any]]:
         """The command has ended here. Nobody is waited for."""
         self.record |= {"status": "finished", "exit_code": code, "ended_unix": time.time()}
-        try:
-            self._file.write(self.record, last=True)
-        except OSError as error:
-            say(f"{self._file.path} could not be written: {layout.why_refused(error)}")
+        self.write_end(self.record)
         return []
 
     def close_job(self) -> list[dict[str, Any]]:
@@ -207,7 +189,7 @@ class JobPart(SignalDiary):
         code = self.record["exit_code"]
         ranks = describe_ranks(self.folder, self.settings, code)
         runs = read_host_runs(self.folder)
-        begun = _read_object(self.folder / layout.RUN) or self.record
+        begun = read_record(self.folder / layout.RUN) or self.record
         whole = {**begun, "signals": self.record["signals"], **describe_end(code, ranks)}
         ended = [run.ended_unix for run in runs if run.ended_unix is not None]
         whole["ended_unix"] = max(ended, default=whole["ended_unix"])
@@ -384,12 +366,6 @@ def _read_run(path: Path) -> _OpenedRun | None:
         time.sleep(_POLL_S / 5)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(StepscopeError, NotJsonError):
-        return decode(read_whole(path, _MOST_BYTES), dict[str, Any])
-    return {}
-
-
 def _summary(run: HostRun) -> dict[str, Any]:
     names = ("place", "attempt", "host", "status", "exit_code", "started_unix", "ended_unix")
     return {name: getattr(run, name) for name in names}
@@ -433,7 +409,7 @@ def capture_to_end(
     """Into a new run folder; also what each rank left. If stepscope is interrupted meanwhile, the
     folder is removed."""
     folder.mkdir(parents=True)
-    began = time.time()
+    record = begin_record(command, settings)
     try:
         end = run_to_end(command, settings, folder, limit_s=limit_s, enough=enough)
     except (KeyboardInterrupt, SystemExit):
@@ -443,24 +419,8 @@ def capture_to_end(
     if settings.wait == NEVER:
         for rank in ranks:
             rank["missing"] = {layout.TRACE: "only steps were captured"}
-    layout.write_json(folder / layout.RUN, _run_json(command, settings, began, end.code, ranks))
+    layout.write_json(folder / layout.RUN, record | describe_end(end.code, ranks))
     return end, ranks
-
-
-def _run_json(
-    command: Sequence[str], settings: Settings, began: float, code: int, ranks: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """run.json as `run` writes it."""
-    return {
-        "schema": layout.SCHEMA,
-        "stepscope": stepscope.__version__,
-        "command": list(command),
-        "folder": str(Path.cwd()),
-        "started_unix": began,
-        "step_on": settings.step_on,
-        "remedies": list(settings.remedies),
-        **describe_end(code, ranks),
-    }
 
 
 def _check(command: Sequence[str], folder: Path, code: int, ranks: list[dict[str, Any]]) -> None:

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,6 @@ from stepscope.errors import UnreadableInputError
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
-
-# The environment of a job that stepscope starts: the user's own, plus what capture needs.
 
 _BLAS = "OPENBLAS_NUM_THREADS"
 INJECT = Path(__file__).parents[2] / "measure" / "inject"
@@ -73,17 +70,17 @@ def capture_variables(settings: Settings, users: Mapping[str, str]) -> dict[str,
 # shared: the file lies elsewhere, only its owner can read it, and it is removed with our process.
 
 _VARIABLE, _USUAL_NAME = "DS_ENV_FILE", ".deepspeed_env"
-_LAUNCHERS = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
-_SCRIPT = re.compile(r".+\.(py|sh)")
+DEEPSPEED = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
+SCRIPT = re.compile(r".+\.(py|sh)")
 
 
 def starts_deepspeed(command: Sequence[str]) -> bool:
     """And lets it reach other hosts. Accelerate writes such a file itself, with all variables."""
     for word in command:
         name = PurePath(word).name
-        if name in _LAUNCHERS:
+        if name in DEEPSPEED:
             return "--no_ssh" not in command
-        if _SCRIPT.fullmatch(word) or name == "accelerate":
+        if SCRIPT.fullmatch(word) or name == "accelerate":
             return False
     return False
 
@@ -114,8 +111,6 @@ def _users_lines(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _own_lines(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
-    # DeepSpeed puts the lines on command lines of other hosts, where no `run --collect` waits.
-    settings = replace(settings, collect_port=0, collect_token="")
     for name, value in settings.to_environment(plain=True).items():
         yield f"{name}={value}\n"
     name = "TORCH_FR_BUFFER_SIZE"

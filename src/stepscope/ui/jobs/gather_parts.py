@@ -4,7 +4,6 @@ their run.json files.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import json
 import os
@@ -20,21 +19,19 @@ from typing import Any
 
 import msgspec
 
-from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.measure.folder import RUN
 from stepscope.records.folders import HOSTS, STEPS_FILE
-from stepscope.trace.decode import NotJsonError, decode
 from stepscope.trace.discover import drop_copies, order_by_start
-from stepscope.trace.files import is_side_file, read_whole, unreadable_error
-from stepscope.trace.nccl_log import is_log_name
+from stepscope.trace.files import is_side_file, unreadable_error
+from stepscope.trace.nccl_log.lines import is_log_name
 from stepscope.trace.remote import is_url, local_path, open_url, url_failures
 from stepscope.trace.run_folder.rank_facts import RANK, folder_rank
 from stepscope.trace.run_folder.run_state import read_host_runs
 from stepscope.trace.run_folder.run_times import began_unix_ns, last_end_unix_ns
 from stepscope.trace.run_folder.windows import window_number
+from stepscope.ui.jobs.run_folder import read_record
 
-# Which files of which sources make up one run folder, and under which names.
-#
 # A rank's folder is known by its process. A second copy of it is left out. Other processes of the
 # same rank are attempts if they followed each other; otherwise the sources are refused.
 
@@ -392,17 +389,17 @@ def _unix(time: Any) -> float | None:
 
 # One run.json for the parts that several hosts closed each for itself.
 
-_MOST_BYTES = 64 << 20
-
 
 def join_run_files(
     staged: Sequence[Path], targets: dict[tuple[int, str], str]
 ) -> dict[str, Any] | None:
     """That of the first host, with the ranks and the hosts of all; None if no part has one.
 
-    `targets` are the names of ranks' folders: see gather_plan.
+    `targets` are the names of ranks' folders: see `name_ranks`.
     """
-    records = [(place, record) for place, run in enumerate(staged) if (record := _read(run / RUN))]
+    records = [
+        (place, record) for place, run in enumerate(staged) if (record := read_record(run / RUN))
+    ]
     if not records:
         return None
     first = min(records, key=lambda pair: (_first_place(staged[pair[0]]), pair[0]))[1]
@@ -428,7 +425,7 @@ def join_run_files(
 
 def host_file(staged: Path) -> tuple[str, dict[str, Any]] | None:
     """The file in hosts/ that a run which was alone in its folder lacks: its own times."""
-    record = _read(staged / RUN)
+    record = read_record(staged / RUN)
     if record is None or read_host_runs(staged):
         return None
     process = record.get("process") or {}
@@ -445,7 +442,7 @@ def refuse_other_hosts(staged: dict[str, Path]) -> None:
     seen: dict[str, tuple[str, Any]] = {}
     for source, run in staged.items():
         for file in sorted((run / HOSTS).glob("*.json")):
-            process = (_read(file) or {}).get("process")
+            process = (read_record(file) or {}).get("process")
             other, known = seen.setdefault(file.name, (source, process))
             if known != process:
                 raise UsageError(
@@ -461,9 +458,3 @@ def _first_place(run: Path) -> int:
 
 def _distinct(values: Any) -> list[Any]:
     return list({json.dumps(value, sort_keys=True): value for value in values}.values())
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(StepscopeError, NotJsonError):
-        return decode(read_whole(file, _MOST_BYTES), dict[str, Any])
-    return None

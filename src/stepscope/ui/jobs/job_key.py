@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from stepscope.errors import UnreadableInputError
 from stepscope.measure.folder import script_slug
 from stepscope.trace.files import read_start
+from stepscope.ui.jobs.environment import DEEPSPEED, SCRIPT
 
 if TYPE_CHECKING:
     Environment = Mapping[str, str]
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _HOSTS = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
-_DEEPSPEED = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
 _ANY_HOSTS = (1, 1_000_000)  # a file lists them
 _MOST_BYTES = 100_000
 _CONFIGURED = re.compile(
@@ -31,25 +31,10 @@ _CONFIGURED = re.compile(
     r"(?P<value>[^\s#]*)",
     re.MULTILINE,
 )
-_SCRIPT = re.compile(r".+\.(py|sh)")
 
 
-class LauncherOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """None where the command does not say."""
-
-    launcher: str
-    hosts: tuple[int, int] | None = None  # at least, at most
-    place: int | None = None
-    job: str | None = None
-    address: str | None = None
-    port: str | None = None
-    standalone: bool = False
-
-
-def launcher_options(
-    command: Sequence[str], environment: Mapping[str, str]
-) -> LauncherOptions | None:
-    """None if the command is no launcher that every host runs."""
+def _launcher(command: Sequence[str], environment: Environment) -> JobKey | None:
+    """The command is a launcher that runs on every host: torchrun --nnodes=2, accelerate."""
     for place, word in enumerate(command):
         name = PurePath(word).name
         if name == "torchrun" or word in _TORCH_MODULES:
@@ -58,7 +43,7 @@ def launcher_options(
             return _accelerate(_given(command[place + 2 :]), environment)
         if name == "accelerate-launch" or word == "accelerate.commands.launch":
             return _accelerate(_given(command[place + 1 :]), environment)
-        if name in _DEEPSPEED:
+        if name in DEEPSPEED:
             return _deepspeed(_given(command[place + 1 :]))
     return None
 
@@ -68,48 +53,46 @@ def _given(words: Sequence[str]) -> dict[str, str]:
     options: dict[str, str] = {}
     last: str | None = None
     for word in words:
-        if last is None and (_SCRIPT.fullmatch(word) or word in ("-m", "--module")):
+        if last is None and (SCRIPT.fullmatch(word) or word in ("-m", "--module")):
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             last = None if equals else name.replace("-", "_")
             options[name.replace("-", "_")] = value
-        elif last is not None and not _SCRIPT.fullmatch(word):
+        elif last is not None and not SCRIPT.fullmatch(word):
             options[last], last = word, None
-        elif _SCRIPT.fullmatch(word):
+        elif SCRIPT.fullmatch(word):
             break
     return options
 
 
-def _torchrun(given: Mapping[str, str], environment: Mapping[str, str]) -> LauncherOptions:
+def _torchrun(given: Mapping[str, str], environment: Environment) -> JobKey | None:
     """Every option of torchrun can be given as a variable: PET_NNODES for --nnodes."""
 
     def value(name: str) -> str | None:
         return given.get(name) or environment.get(f"PET_{name.upper()}") or None
 
+    if "standalone" in given or environment.get("PET_STANDALONE") == "1":
+        return None
     host, _, port = (value("rdzv_endpoint") or "").rpartition(":")
     dynamic = (value("rdzv_backend") or "static") != "static"
-    job = value("rdzv_id")
-    return LauncherOptions(
-        launcher="torchrun",
+    return _over_hosts(
+        "torchrun",
         hosts=_hosts(value("nnodes")),
         place=None if dynamic else _whole(value("node_rank")),
-        job=None if job == "none" else job,
-        address=host or value("master_addr"),
-        port=port if host else value("master_port"),
-        standalone="standalone" in given or environment.get("PET_STANDALONE") == "1",
+        job=value("rdzv_id"),
+        meeting=(host, port) if host else (value("master_addr"), value("master_port")),
     )
 
 
-def _accelerate(given: Mapping[str, str], environment: Mapping[str, str]) -> LauncherOptions:
+def _accelerate(given: Mapping[str, str], environment: Environment) -> JobKey | None:
     """Options come first, then accelerate's configuration file: the one given, or its usual one."""
     known = {**_configured(_accelerate_file(given, environment)), **given}
-    return LauncherOptions(
-        launcher="accelerate",
+    return _over_hosts(
+        "accelerate",
         hosts=_hosts(known.get("num_machines")),
         place=_whole(known.get("machine_rank")),
-        address=known.get("main_process_ip"),
-        port=known.get("main_process_port"),
+        meeting=(known.get("main_process_ip"), known.get("main_process_port")),
     )
 
 
@@ -131,16 +114,38 @@ def _configured(file: Path) -> dict[str, str]:
     return {name: value for name, value in pairs.items() if value not in ("null", "~", "")}
 
 
-def _deepspeed(given: Mapping[str, str]) -> LauncherOptions | None:
+def _deepspeed(given: Mapping[str, str]) -> JobKey | None:
     """Only with --no_ssh does every host run it; else the first host starts the others."""
     if "no_ssh" not in given:
         return None
-    return LauncherOptions(
-        launcher="deepspeed",
+    return _over_hosts(
+        "deepspeed",
         hosts=_hosts(given.get("num_nodes")) or _ANY_HOSTS,
         place=_whole(given.get("node_rank")),
-        address=given.get("master_addr"),
-        port=given.get("master_port"),
+        meeting=(given.get("master_addr"), given.get("master_port")),
+    )
+
+
+def _over_hosts(
+    launcher: str,
+    *,
+    hosts: tuple[int, int] | None,
+    place: int | None,
+    meeting: tuple[str | None, str | None],
+    job: str | None = None,
+) -> JobKey | None:
+    """None on a single host. `hosts`: at least, at most; `meeting`: address and port."""
+    if hosts is None or hosts == (1, 1):
+        return None
+    least, most = hosts
+    address, port = meeting
+    named = job is not None and job != "none"
+    return JobKey(
+        name=f"{launcher} {job}" if named else launcher,
+        # With a name of its own, hosts may give the address in different ways.
+        meeting=None if named else f"{address or 'localhost'}:{port or _TORCH_PORT}",
+        place=place,
+        places=most if least == most else None,
     )
 
 
@@ -259,23 +264,6 @@ def _torch_worker(_command: Sequence[str], environment: Environment) -> JobKey |
         places=world,
         attempt=_restarts(environment) * _MOST_RESTARTS
         + (_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0),
-    )
-
-
-def _launcher(command: Sequence[str], environment: Environment) -> JobKey | None:
-    """The command is a launcher that runs on every host: torchrun --nnodes=2, accelerate."""
-    options = launcher_options(command, environment)
-    if options is None or options.standalone or options.hosts in (None, (1, 1)):
-        return None
-    assert options.hosts is not None
-    least, most = options.hosts
-    address = f"{options.address or 'localhost'}:{options.port or _TORCH_PORT}"
-    return JobKey(
-        name=f"{options.launcher} {options.job}" if options.job else options.launcher,
-        # With a name of its own, hosts may give the address in different ways.
-        meeting=None if options.job else address,
-        place=options.place,
-        places=most if least == most else None,
     )
 
 

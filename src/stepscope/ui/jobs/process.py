@@ -27,9 +27,8 @@ from stepscope.ui.say import say
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
+    from stepscope.ui.jobs.run_folder import CommandRecord
 
-# The command as a child process: started so that it loads stepscope, then watched to its end.
-#
 # Every signal we get is meant for the command. One that was sent to the whole process group has
 # reached the command already; any other is passed on.
 
@@ -49,14 +48,6 @@ class News(Protocol):
     def news(self) -> str | None: ...
 
 
-class Diary(Protocol):
-    """Records what happens to the command."""
-
-    def heard(self, number: int) -> None: ...
-
-    def handed_over(self) -> None: ...
-
-
 def run_job(
     command: Sequence[str],
     settings: Settings | None,
@@ -64,7 +55,7 @@ def run_job(
     output: int | None = None,
     until: Callable[[], bool] | None = None,
     news: News | None = None,
-    diary: Diary | None = None,
+    record: CommandRecord | None = None,
     signals: HeldSignals | None = None,
 ) -> int:
     """The command's exit code; 128 plus the signal's number if a signal ended it.
@@ -73,7 +64,7 @@ def run_job(
     the caller holds back already.
     """
     with nullcontext(signals) if signals is not None else HeldSignals() as held:
-        held.diary = diary
+        held.record = record
         process = held.start(command, settings, output, own_session=until is not None)
         code = _wait_until(process, until, held) if until else _wait(process, news, held)
     return code if code >= 0 else 128 - code
@@ -103,7 +94,7 @@ class HeldSignals:
     def __init__(self) -> None:
         held = {number for number in signal.valid_signals() if number not in _NOT_PASSED_ON}
         self._held = {n for n in held if signal.getsignal(n) != signal.SIG_IGN}
-        self.diary: Diary | None = None
+        self.record: CommandRecord | None = None
         self._sentinel: GroupSentinel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._own_session = False
@@ -151,8 +142,8 @@ class HeldSignals:
             f"stepscope cannot start a second process ({layout.why_refused(why)}): the command "
             "takes its place, and nothing is explained at the end"
         )
-        if self.diary is not None:
-            self.diary.handed_over()
+        if self.record is not None:
+            self.record.handed_over()
         if output is not None:
             os.dup2(output, 1)
         self._restore_signals()
@@ -190,8 +181,8 @@ class HeldSignals:
                     os.killpg(process.pid, number)
                 else:
                     process.send_signal(number)
-        if self.diary is not None:
-            self.diary.heard(number)
+        if self.record is not None:
+            self.record.heard(number)
 
     def _drop_late(self) -> None:
         """Signals that arrived while the command ended were meant for it, not for the report."""

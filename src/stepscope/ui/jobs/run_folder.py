@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import stepscope
-from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.folder import KeptJson
 from stepscope.measure.processes import BACKWARD, FORKED, STARTED, STEP, TORCH
@@ -31,15 +30,14 @@ from stepscope.records.quality import StepNumber
 from stepscope.records.run import AppliedRemedy, RunRemedy, join_ranks
 from stepscope.text.words import SITE, counted
 from stepscope.trace.decode import NotJsonError, decode
-from stepscope.trace.files import LineFile, read_tail
+from stepscope.trace.files import LineFile, read_tail, read_whole
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
-# The run folder as `run` uses it: claimed for one run, described while it lasts, then closed.
-
 _MOST_SIGNALS = 20
+_MOST_BYTES = 256 << 20  # of run.json
 _MODULE = re.compile(r"[A-Za-z_][\w.]*$")
 IN_USE = "is not empty: a run folder is never overwritten"
 _MOST_WORDS = 16
@@ -94,11 +92,14 @@ def script_of(command: Sequence[str]) -> str:
     return "stdin" if "-" in command[1:2] else command[0]
 
 
-class SignalDiary(ABC):
-    """Keeps a record of a command that is running: what it was told, and who closes it."""
+@dataclass(slots=True)
+class CommandRecord:
+    """The file about one command: how it was started, what it was told, how it ended."""
 
-    __slots__ = ()
+    folder: Path
+    settings: Settings
     record: dict[str, Any]
+    _file: KeptJson
 
     def heard(self, number: int) -> None:
         """Record a signal for the command, in case nothing else gets written."""
@@ -111,27 +112,28 @@ class SignalDiary(ABC):
         self.record["status"] = "handed over"
         self.write_again()
 
-    @abstractmethod
     def write_again(self) -> None:
         """Write the record as it is now."""
+        with contextlib.suppress(OSError):
+            self._file.write(self.record)
+
+    def write_end(self, *versions: dict[str, Any]) -> None:
+        """Write the first version that fits on the disk, for the last time."""
+        try:
+            self._file.write(*versions, last=True)
+        except OSError as error:
+            say(f"{self._file.path} could not be written: {layout.why_refused(error)}")
 
 
 @dataclass(slots=True)
-class RunFile(SignalDiary):
+class RunFile(CommandRecord):
     """run.json of a run that is alone in its folder, from its start to its end."""
-
-    folder: Path
-    settings: Settings
-    record: dict[str, Any]
-    _file: KeptJson = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._file = KeptJson(self.folder / layout.RUN)
 
     @classmethod
     def begin(cls, folder: Path, command: Sequence[str], settings: Settings) -> RunFile:
         """OSError if it cannot be written; of several runs in one folder only one gets here."""
-        run = cls(folder, settings, begin_record(command, settings))
+        record, file = begin_record(command, settings), KeptJson(folder / layout.RUN)
+        run = cls(folder, settings, record, file)
         try:
             run._file.write(run.record)
         except FileExistsError:
@@ -157,20 +159,20 @@ class RunFile(SignalDiary):
         with contextlib.suppress(OSError):
             self.folder.parent.rmdir()  # the folder of all runs, if this was the only one
 
-    def write_again(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.write(self.record)
-
     def close(self, code: int) -> list[dict[str, Any]]:
         """The command has ended: record and return what each rank left."""
         layout.remove_leftovers(self.folder)
         ranks = describe_ranks(self.folder, self.settings, code)
         self.record |= describe_end(code, ranks)
-        try:
-            self._file.write(*shortened(self.record, ranks), last=True)
-        except OSError as error:
-            say(f"{self._file.path} could not be written: {layout.why_refused(error)}")
+        self.write_end(*shortened(self.record, ranks))
         return ranks
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A JSON object of a run folder; None if there is none, or no whole one."""
+    with contextlib.suppress(StepscopeError, NotJsonError):
+        return decode(read_whole(path, _MOST_BYTES), dict[str, Any])
+    return None
 
 
 def shortened(record: dict[str, Any], ranks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

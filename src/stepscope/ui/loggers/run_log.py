@@ -28,8 +28,6 @@ from stepscope.ui.words import one_line
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
 
-# Follow a run folder in a thread and log it. Whatever fails is said once; training goes on.
-
 _LOOK_S = 5.0
 _REST = 99  # times as long as a look took: at most 1% of a core
 _LONGEST_END_S = 60.0  # that the end of a run waits for the loggers

@@ -33,8 +33,6 @@ from stepscope.ui.lsp.script_state import (
 if TYPE_CHECKING:
     from stepscope.ui.lsp.measured_run import FindingNote, MeasuredRun, OfferedPatch, StepWhatIf
 
-# What is known of a file as the protocol's own types. Lines and characters count from 0 there.
-
 SOURCE = "stepscope"
 _SEVERITY = {
     "high": types.DiagnosticSeverity.Warning,

@@ -33,8 +33,6 @@ from stepscope.ui.tried_remedies import applicable
 if TYPE_CHECKING:
     from stepscope.records.explanation import Advice, Explanation, Finding
 
-# All that the editor shows of one run, read from its folder in a child process.
-
 REPORT = "report.html"
 # Of the batch as it is: what the draggable bars reach, and a few points between.
 _FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -63,6 +61,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
 def read_measured_run(run: Path, script: Path) -> MeasuredRun:
     """Raises StepscopeError if the run does not tell what lines cost."""
     from stepscope.ui.api import explain
+    from stepscope.ui.editor.batch_size import batch_elsewhere, batch_in_source
     from stepscope.ui.editor.line_costs import line_costs_of
     from stepscope.verify.trials import read_script
 
@@ -73,7 +72,8 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
     facts = read_script(Path(first.path).parent)
     patches = offer_patches(facts, costs.texts, explanation.findings) if facts else ()
     low_ms, high_ms = _interval(explanation)
-    place = _batch_place(script, costs)
+    text = costs.texts.get(str(script))
+    place = batch_in_source(text, costs) if text is not None else None
     return MeasuredRun(
         costs=costs,
         low_ms=low_ms,
@@ -85,7 +85,7 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
         capacity_bytes=memory.limit_bytes if memory is not None else None,
         batch=samples_of_step(costs, place),
         batch_number=place.value if place is not None else None,
-        batch_elsewhere=_batch_elsewhere(script, costs) if place is None else None,
+        batch_elsewhere=batch_elsewhere(script, text, costs) if text and place is None else None,
         curve=_curve(run, costs, place) if place is not None else (),
         gpus=step_on_gpus(run),
         patches=patches,
@@ -97,20 +97,6 @@ def _interval(explanation: Explanation) -> tuple[float | None, float | None]:
     times = [rank.step_ms for rank in explanation.ranks]
     slowest = max(times, key=lambda one: one.corrected or one.profiled or 0.0)
     return slowest.low, slowest.high
-
-
-def _batch_place(script: Path, costs: LineCosts) -> BatchPlace | None:
-    from stepscope.ui.editor.batch_size import batch_in_source
-
-    text = costs.texts.get(str(script))
-    return batch_in_source(text, costs) if text is not None else None
-
-
-def _batch_elsewhere(script: Path, costs: LineCosts) -> BatchElsewhere | None:
-    from stepscope.ui.editor.batch_size import batch_elsewhere
-
-    text = costs.texts.get(str(script))
-    return batch_elsewhere(script, text, costs) if text is not None else None
 
 
 def samples_of_step(costs: LineCosts, place: BatchPlace | None) -> int | None:
@@ -137,8 +123,8 @@ def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, 
 
 def step_on_gpus(run: Path) -> tuple[GpuPrediction, ...]:
     """Empty where the step cannot be moved to another GPU, as that of a CPU."""
+    from stepscope.predict.compare_gpus import compare_gpus, table_gpus
     from stepscope.predict.declaration import Refused
-    from stepscope.predict.engine import compare_gpus, table_gpus
     from stepscope.ui.advice import open_slowest
 
     with contextlib.suppress(StepscopeError, Refused):

@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -28,6 +27,7 @@ from stepscope.measure.folder import HOME
 from stepscope.records.source_lines import LineCosts
 from stepscope.trace.files import list_folder, may_exist
 from stepscope.trace.run_folder.run_state import RUN_FILE, read_origin
+from stepscope.ui.child import kill_group
 from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.lsp.measured_run import MeasuredRun
 from stepscope.ui.lsp.script_state import EditorSettings, LiveStep, ScriptState
@@ -35,8 +35,6 @@ from stepscope.ui.lsp.script_state import EditorSettings, LiveStep, ScriptState
 if TYPE_CHECKING:
     from stepscope.ui.editor.profile_child import ProfiledScript
 
-# Profiles and estimates: at most one of each a script at a time, and the newest request wins.
-#
 # Everything here runs on the server's loop; the work itself blocks threads that wait for children.
 
 SAVE_DELAY_S = 0.5  # editors save several times in a row
@@ -371,8 +369,7 @@ def _run_child(command: list[str], too_long: str, stop: threading.Event) -> tupl
         try:
             output, errors = _await_end(child, too_long, stop)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # its workers too
+            kill_group(child.pid)  # its workers too
     return output, errors.decode(errors="replace").strip()[-_LAST_CHARACTERS:]
 
 

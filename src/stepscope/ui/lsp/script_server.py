@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pygls.progress import Progress
 
 
-# The server's state: open files, the scripts they belong to, and what clients are told.
-
 _THREADS = 32  # that wait for children
 _DIAGNOSTICS_DELAY_S = 0.2
 

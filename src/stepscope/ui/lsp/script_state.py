@@ -24,8 +24,6 @@ from stepscope.ui.editor.edits import LineChange, follow, text_lines
 if TYPE_CHECKING:
     from stepscope.ui.lsp.measured_run import MeasuredRun
 
-# What is known of a script, and what of it may be shown for the text as it is now.
-#
 # Costs belong to the program that was measured or estimated. Once any of its files is another
 # program, they are stale: shown as what was, until an estimate or a measurement of the new one
 # comes.

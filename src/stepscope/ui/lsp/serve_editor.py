@@ -35,8 +35,6 @@ from stepscope.ui.lsp.script_state import (
 )
 from stepscope.ui.say import say
 
-# Start the server on standard input and output, or on a port of this machine.
-
 _LOCAL = "127.0.0.1"
 
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-# The web application: the pages of one served folder, behind the guard.
-
-
 def make_app(served: ServedRuns, token: str, *, cookie: str = "stepscope") -> ASGIApp:
     """Closing the application closes `served`."""
     live = LiveAnswers(served.directory)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -22,12 +21,11 @@ from stepscope.explain.whole_run.live import MOST_ANEW, explain_live
 from stepscope.records.run import LiveRun, VerdictNow
 from stepscope.trace.files import is_trace_name
 from stepscope.trace.run_folder.follow_run import FollowedRun, RunFollower
+from stepscope.ui.child import end_group
 from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.serve.live_view import LiveView, gone_view, last_asked_window, live_view
 from stepscope.ui.serve.metrics import ExplainedJson, brief_verdict
 
-# Reads one run folder while its job trains, in a thread of its own, for all browsers together.
-#
 # A look reads only what was added. Steps, rates and charts are new in every look; figures that take
 # longer to compute are a second old at most. A look that takes long is followed by a longer rest,
 # so that following takes a tenth of a core at most.
@@ -184,7 +182,7 @@ class VerdictChild:
     def close(self) -> None:
         """End the child, if it runs."""
         if self._child is not None:
-            _kill(self._child)
+            end_group(self._child)
             self._forget_child()
 
     def _start(self, now: float) -> None:
@@ -213,7 +211,7 @@ class VerdictChild:
         if code is None and now - self._began < LONGEST_S:
             return
         if code is None:
-            _kill(self._child)
+            end_group(self._child)
             why = f"explaining took more than {LONGEST_S:g} s and was stopped"
             self.verdict = VerdictNow(verdict=why, failed=True)
         else:
@@ -260,10 +258,3 @@ def _own_traces(rank: Path) -> list[tuple[str, int]]:
             )
     except OSError:
         return []
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(5)

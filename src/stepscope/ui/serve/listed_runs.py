@@ -30,14 +30,11 @@ from stepscope.ui.words import one_line
 if TYPE_CHECKING:
     from stepscope.verify.runs import ComparedRun
 
-# The run folders below one folder: found, recognised, and named by ids that hold no path.
-#
 # Anybody may write into such a folder. Links that lead out of it are listed and never followed;
 # names may hold any bytes but "/" and zero; a folder may go away at any moment.
 
 Kind = Literal["run", "tune", "none"]
 
-RUN_FILE = "run.json"
 _DEEPEST = 4  # levels below the folder that may hold runs
 _MOST_FOLDERS = 50_000  # looked into in one scan
 _STAMPED_RANKS = 4  # whose files show whether a run has changed
@@ -110,7 +107,7 @@ class RunsDirectory:
             path, depth, names = waiting.pop()
             kind = _kind(names)
             if kind != "none":
-                yield _served(path, kind, names)
+                yield ServedFolder(id=run_id(path), path=path, kind=kind, stamp=_stamp(path, names))
             if kind == "run":
                 continue
             tunes = kind == "tune" or _is_tuning(names)
@@ -170,7 +167,7 @@ def _kind(names: dict[str, os.DirEntry[str]] | str) -> Kind:
         return "none"
     if TUNE in names:
         return "tune"
-    is_run = RUN_FILE in names or any(name.startswith(_RANK) for name in names)
+    is_run = RUN in names or any(name.startswith(_RANK) for name in names)
     return "run" if is_run else "none"
 
 
@@ -182,10 +179,6 @@ def _is_tuning(names: dict[str, os.DirEntry[str]] | str) -> bool:
 def _may_become_run(path: Path, names: dict[str, os.DirEntry[str]] | str) -> bool:
     """An empty folder, or one that is called like a run: others are none of ours."""
     return not names or _RUN_NAME.match(path.name) is not None
-
-
-def _served(path: Path, kind: Kind, names: dict[str, os.DirEntry[str]] | str) -> ServedFolder:
-    return ServedFolder(id=run_id(path), path=path, kind=kind, stamp=_stamp(path, names))
 
 
 def _broken(path: Path, problem: str) -> ServedFolder:
@@ -204,7 +197,7 @@ def _stamp(path: Path, names: dict[str, os.DirEntry[str]] | str) -> str:
     ranks = sorted(name for name in entries if name.startswith(_RANK))
     digest = hashlib.blake2b(digest_size=_ID_BYTES)
     digest.update(f"{len(ranks)}".encode())
-    for name in (RUN_FILE, TUNE):
+    for name in (RUN, TUNE):
         if name in entries:
             digest.update(_entry_state(entries[name]))
     for name in ranks[:_STAMPED_RANKS]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -22,6 +22,7 @@ from stepscope.trace.decode import Oddities, read_record
 from stepscope.trace.run_folder.follow_run import RunFollower, RunSoFar
 from stepscope.trace.run_folder.run_state import RUN
 from stepscope.ui.serve.job_follower import JobFollower, RunLooks, encode
+from stepscope.ui.serve.listed_runs import RunsDirectory, ServedFolder
 from stepscope.ui.serve.live_view import ask_for_window, gone_view
 from stepscope.ui.serve.metrics import RunMetrics, metrics_text
 from stepscope.ui.serve.routes import shown_status
@@ -29,29 +30,15 @@ from stepscope.ui.serve.routes import shown_status
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-# What serve answers about running jobs: their updates, a window now, and metrics.
-
 RETRY_MS = 1000  # after which a browser connects again
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GONE = "this run is not there, or not any more"
 
 
-class Runs(Protocol):
-    """The folders that serve shows."""
-
-    def folder_of(self, run_id: str) -> Path | None: ...
-    def scan(self) -> Iterable[ListedRun]: ...
-
-
-def live_routes(runs: Runs) -> list[Route]:
-    """For an application that never ends; otherwise close `LiveAnswers`."""
-    return LiveAnswers(runs).routes()
-
-
 class LiveAnswers:
     """The answers to three kinds of request, behind the checks for the token and the origin."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: RunsDirectory) -> None:
         self._runs = runs
         self._channels = LiveChannels()
         self._metrics = RunningMetrics(runs.scan, self._channels.looks_of)
@@ -131,8 +118,6 @@ def _message(update: bytes) -> bytes:
     return b"data: %s\n\n" % update
 
 
-# From one reader of a run folder to every browser that follows it.
-#
 # A channel holds the latest update only. A browser that is slow gets the latest when it is ready
 # for one, and misses those in between: nothing queues up for it.
 
@@ -244,31 +229,18 @@ _SCAN_S = 5.0  # a scan of thousands of folders takes a while
 _SILENT_S = 600.0  # without run.json, steps that are older say that nothing runs
 
 
-class ListedRun(Protocol):
-    """A folder below the served one."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def stamp(self) -> str: ...
-
-
 class RunningMetrics:
     """Reads each running folder on, from scrape to scrape. Safe to use from several threads."""
 
     def __init__(
         self,
-        scan: Callable[[], Iterable[ListedRun]],
+        scan: Callable[[], Iterable[ServedFolder]],
         looks_of: Callable[[str], RunLooks | None],
     ) -> None:
         self._scan, self._looks_of = scan, looks_of
         self._lock = threading.Lock()
         self._scanned_at = float("-inf")
-        self._listed: list[ListedRun] = []
+        self._listed: list[ServedFolder] = []
         self._ended: dict[str, str] = {}  # stamps of runs that had ended
         self._own: dict[str, RunLooks] = {}  # of runs that no browser follows
 
@@ -286,7 +258,7 @@ class RunningMetrics:
         with self._lock:
             self._forget(set())
 
-    def _has_ended(self, listed: ListedRun) -> bool:
+    def _has_ended(self, listed: ServedFolder) -> bool:
         if self._ended.get(listed.id) == listed.stamp:
             return True
         if _is_running(listed.path):
@@ -294,7 +266,7 @@ class RunningMetrics:
         self._ended[listed.id] = listed.stamp
         return True
 
-    def _measure(self, listed: ListedRun) -> RunMetrics | None:
+    def _measure(self, listed: ServedFolder) -> RunMetrics | None:
         looks = self._looks_of(listed.id)
         if looks is None:
             looks = self._own.get(listed.id) or self._own.setdefault(

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from stepscope.trace.run_folder.follow_run import FollowedRank, FollowedRun
 
-# What the live page shows of a run: words and charts, one JSON object per update.
-#
 # Numbers become text here, by the rules of every other surface; the page's script only places them.
 # Programs read `top --json` or /metrics instead.
 

@@ -14,19 +14,17 @@ import msgspec
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.explain.whole_run.live import explain_live
-from stepscope.measure.folder import remove, temporary, why_refused
-from stepscope.records.explanation import Explanation
+from stepscope.measure.folder import why_refused
+from stepscope.records.explanation import Explanation, RankExplanation
 from stepscope.records.memory import LargestBatch
-from stepscope.records.run import FindingNow, LiveRank, LiveRun, Stall, VerdictNow
+from stepscope.records.run import FindingNow, LiveRank, LiveRun, VerdictNow
 from stepscope.trace.run_folder.follow_run import RunFollower
 from stepscope.ui.serve.listed_runs import run_id
-from stepscope.ui.words import one_line, samples_per_s
+from stepscope.ui.words import one_line, rank_name, samples_per_s
 
 if TYPE_CHECKING:
     from stepscope.ui.jobs.process import News
 
-# Running jobs as Prometheus reads them: the text format, version 0.0.4.
-#
 # Labels are bounded: a run, at most MOST_RANKS ranks, and words of closed sets (phases, causes of
 # stalls, statuses, ids of findings).
 
@@ -91,10 +89,7 @@ def _samples(measured: RunMetrics) -> Iterator[_Sample]:
     yield _Sample("stepscope_run_status", {**labels, "status": run.status}, 1)
     yield _Sample("stepscope_run_seconds", labels, run.seconds)
     for rank in run.by_mean[:MOST_RANKS]:
-        number = str(rank.run.rank)
-        if rank.run.attempt > 1:
-            number = f"{number}.{rank.run.attempt}"
-        yield from _rank_samples(rank, {**labels, "rank": number})
+        yield from _rank_samples(rank, {**labels, "rank": rank_name(rank.run)})
     yield _Sample("stepscope_samples_per_second", labels, samples_per_s(run, measured.verdict))
     if measured.verdict is not None and not measured.verdict.failed:
         yield from _verdict_samples(measured.verdict, labels)
@@ -118,11 +113,8 @@ def _rank_samples(rank: LiveRank, labels: Mapping[str, str]) -> Iterator[_Sample
     for phase, ms in rank.phases_ms.items():
         yield _Sample("stepscope_phase_seconds", {**labels, "phase": phase}, ms / 1e3)
     for stall in rank.run.stalls:
-        yield _Sample("stepscope_stall_seconds", {**labels, "cause": stall.cause}, _stall_s(stall))
-
-
-def _stall_s(stall: Stall) -> float:
-    return (stall.cost_ms + stall.between_epochs_ms) / 1e3
+        seconds = (stall.cost_ms + stall.between_epochs_ms) / 1e3
+        yield _Sample("stepscope_stall_seconds", {**labels, "cause": stall.cause}, seconds)
 
 
 def _verdict_samples(verdict: VerdictNow, labels: Mapping[str, str]) -> Iterator[_Sample]:
@@ -191,26 +183,19 @@ class MetricsFile:
 
     def write(self, explanation: Explanation | None = None) -> str | None:
         """Why the file could not be written, said once."""
+        from stepscope.ui.html.render import write_atomically  # it takes a while to import
+
         try:
             self._run = explain_live(self._follower.read(), time.time(), self._run)
             verdict = brief_verdict(explanation) if explanation is not None else None
             labels = {"run": run_id(self._folder), "name": self._folder.absolute().name}
-            self._replace(metrics_text([RunMetrics(labels, self._run, verdict)]))
+            write_atomically(self._path, metrics_text([RunMetrics(labels, self._run, verdict)]))
         except (OSError, StepscopeError) as error:
             why = why_refused(error) if isinstance(error, OSError) else str(error)
             said, self._failed = self._failed, True
             return None if said else f"--metrics-file {self._path} cannot be written: {why}"
         self._failed = False
         return None
-
-    def _replace(self, text: str) -> None:
-        unfinished = temporary(self._path)
-        try:
-            unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(self._path)
-        except BaseException:
-            remove(unfinished)
-            raise
 
 
 # An explanation in a few figures, for what shows many runs or a run that goes on.
@@ -248,7 +233,6 @@ class ExplainedJson(msgspec.Struct, frozen=True):
 
 def brief_verdict(explained: Explanation | ExplainedJson) -> VerdictNow:
     """The least MFU, the largest peak and the first findings of all ranks."""
-    mfus = [rank.efficiency.mfu for rank in explained.ranks if rank.efficiency]
     memories = [rank.memory for rank in explained.ranks if rank.memory]
     batches = [memory.largest_batch for memory in memories if memory.largest_batch]
     peaks = [memory.peak_bytes for memory in memories if memory.peak_bytes is not None]
@@ -258,10 +242,16 @@ def brief_verdict(explained: Explanation | ExplainedJson) -> VerdictNow:
             FindingNow(id=one.id, summary=_short(one.summary), severity=one.severity)
             for one in explained.findings[:_MOST_FINDINGS]
         ),
-        mfu=min((mfu for mfu in mfus if mfu is not None), default=None),
+        mfu=least_mfu(explained.ranks),
         peak_bytes=max(peaks, default=None),
         batch=next(filter(None, map(_largest_samples, batches)), None),
     )
+
+
+def least_mfu(ranks: Sequence[RankExplanation] | Sequence[_Rank]) -> float | None:
+    """Of the rank that uses its device least: the others wait for it or do its work."""
+    known = [rank.efficiency.mfu for rank in ranks if rank.efficiency]
+    return min((mfu for mfu in known if mfu is not None), default=None)
 
 
 def _largest_samples(batch: LargestBatch | _Batch) -> int | None:

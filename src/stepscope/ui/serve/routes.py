@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
     Page = Callable[[Request], Response]
 
-# The pages: what each address shows.
-
 _CHANGES = 3  # rows of the what-if form
 _MOST_CHANGES = 8
 _MOST_FORM = 8192
@@ -125,7 +123,8 @@ class RunPages:
             ways=_links(run) if readable else [],
             live=live,
             framed=f"/runs/{run.id}/report" if readable and not live else "",
-            **_live_files(live),
+            styles=("live.css",) if live else (),
+            scripts=("live.js",) if live else (),
         )
 
     def report(self, request: Request) -> Response:
@@ -297,17 +296,6 @@ def _links(run: IndexedRun) -> list[tuple[str, str]]:
     return links
 
 
-def _live_files(live: bool) -> dict[str, Any]:
-    """The script that follows a run, where it is installed."""
-    if not live:
-        return {}
-    styles = tuple(name for name in ("live.css",) if has_page_file(name))
-    return {
-        "styles": styles,
-        "scripts": tuple(name for name in ("live.js",) if has_page_file(name)),
-    }
-
-
 def _changes(request: Request) -> list[tuple[str, str]]:
     """The form's rows that name a change."""
     names = request.query_params.getlist("change")[:_MOST_CHANGES]
@@ -438,10 +426,6 @@ def _names() -> frozenset[str]:
     folders = [files(room).joinpath("page") for room in _ROOMS]
     names = (entry.name for folder in folders for entry in folder.iterdir())
     return frozenset(name for name in names if name.endswith((".js", ".css")))
-
-
-def has_page_file(name: str) -> bool:
-    return name in _names()
 
 
 def _read(name: str) -> str:

@@ -34,9 +34,11 @@ from stepscope.ui.serve.run_index import ORDERS, IndexedRun
 from stepscope.ui.words import or_dash
 from stepscope.verify.run_trend import FEWEST_RUNS, LEVEL, RunLevelChange, find_run_changes
 
-# Rows of the list in words, and which of them a search asks for.
-
 PER_PAGE = 1000
+_JSON_NAMES = (
+    *("id", "name", "kind", "state", "script", "command", "started_unix", "device", "world_size"),
+    *("step_ms", "low_ms", "high_ms", "steps", "mfu", "peak_bytes", "verdict", "problem"),
+)
 _TAG = "tag:"
 _TONES = {RUNNING: "running", FAILED: "bad", BROKEN: "bad", OPEN: "open"}
 _HEADS = (
@@ -227,26 +229,7 @@ def _summary(runs: int, found: int, waiting: int) -> str:
 
 def run_json(run: IndexedRun, tags: tuple[str, ...]) -> dict[str, Any]:
     """One row of /runs.json."""
-    return {
-        "id": run.id,
-        "name": run.name,
-        "kind": run.kind,
-        "state": run.state,
-        "script": run.script,
-        "command": run.command,
-        "started_unix": run.started_unix,
-        "device": run.device,
-        "world_size": run.world_size,
-        "step_ms": run.step_ms,
-        "low_ms": run.low_ms,
-        "high_ms": run.high_ms,
-        "steps": run.steps,
-        "mfu": run.mfu,
-        "peak_bytes": run.peak_bytes,
-        "verdict": run.verdict,
-        "problem": run.problem,
-        "tags": list(tags),
-    }
+    return {name: getattr(run, name) for name in _JSON_NAMES} | {"tags": list(tags)}
 
 
 # One script's step time over its runs: the picture, its changes, and all of that in words.

@@ -9,8 +9,6 @@ import hashlib
 import json
 import os
 import queue
-import select
-import signal
 import subprocess
 import threading
 import time
@@ -26,13 +24,12 @@ from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputEr
 from stepscope.records.folders import user_folder
 from stepscope.text.figures import duration
 from stepscope.trace.files import MissingFileError, open_to_append, read_whole
+from stepscope.ui.child import ask_line, end_group
 from stepscope.ui.html.render import write_atomically
 from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.serve.listed_runs import BROKEN, RUNNING, RunsDirectory, RunSummary, text_of
 from stepscope.ui.serve.run_index import IndexedRun, RunIndex
 from stepscope.ui.words import one_line
-
-# Everything that the pages are made from: folders, index, tags, workers and kept pages.
 
 _WORKERS = 2
 _MOST_WAITING = 16
@@ -248,8 +245,6 @@ def clean_tags(tags: Iterable[str]) -> tuple[str, ...]:
 # Child processes that do the heavy work for `serve`: one job at a time each, killed when late.
 
 _MOST_JOBS = 200  # then a new process: memory that readers took goes back
-_PIECE = 1 << 16
-_MOST_ANSWER = 64 << 20
 _ERRORS = {2: UsageError, 3: UnreadableInputError, 4: NotCapturedError}
 
 
@@ -273,7 +268,7 @@ class WorkerProcess:
             child = self._running_child()
             line = json.dumps(job).encode("ascii") + b"\n"
             try:
-                text = _exchange(child, line, limit_s)
+                text = ask_line(child, line, limit_s)
             except TimeoutError:
                 self._kill()
                 limit = duration(limit_s * 1e9)
@@ -292,7 +287,7 @@ class WorkerProcess:
         """A job that is under way ends in a WorkerError."""
         self._closed = True
         if (child := self._child) is not None:
-            _end(child)
+            end_group(child)
 
     def _running_child(self) -> subprocess.Popen[bytes]:
         if self._closed:
@@ -313,7 +308,7 @@ class WorkerProcess:
     def _kill(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            _end(child)
+            end_group(child)
 
 
 def read_answer(text: bytes) -> dict[str, Any]:
@@ -325,40 +320,6 @@ def read_answer(text: bytes) -> dict[str, Any]:
         raise _ERRORS.get(answer["exit_code"], StepscopeError)(answer["error"])
     result: dict[str, Any] = answer["result"]
     return result
-
-
-def _exchange(child: subprocess.Popen[bytes], line: bytes, limit_s: float) -> bytes:
-    """Send one line, wait for one. TimeoutError when late, OSError when the child has died."""
-    if child.stdin is None or child.stdout is None:
-        raise BrokenPipeError
-    child.stdin.write(line)
-    child.stdin.flush()
-    pieces: list[bytes] = []
-    end = time.monotonic() + limit_s
-    size = 0
-    while True:
-        left = end - time.monotonic()
-        if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
-            raise TimeoutError
-        piece = os.read(child.stdout.fileno(), _PIECE)
-        size += len(piece)
-        if not piece or size > _MOST_ANSWER:
-            raise BrokenPipeError
-        pieces.append(piece)
-        if piece.endswith(b"\n"):
-            return b"".join(pieces)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """With the processes that it started to read traces in."""
-    with contextlib.suppress(OSError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(10)
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
 
 
 class WorkerPool:

@@ -6,23 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
-from stepscope.errors import NotCapturedError
 from stepscope.explain.engines import open_engine
 from stepscope.predict.engine import Bench
-from stepscope.records.explanation import Explanation, RankExplanation
+from stepscope.records.explanation import RankExplanation
 from stepscope.records.prediction import Prediction
 from stepscope.text.figures import interval, milliseconds, size
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.cli.whatif import parse_settings
 from stepscope.ui.serve.listed_runs import RunSummary, device_words, short_text
+from stepscope.ui.serve.metrics import least_mfu
 from stepscope.ui.topics.whatif import (
     adjusted,
     gain_of,
     headline,
     judge,
     labels,
+    predict_together,
     prediction_json,
     try_each,
     usual,
@@ -31,8 +30,6 @@ from stepscope.ui.topics.whatif import (
     with_offered,
 )
 from stepscope.verify.track_record import history
-
-# What only a run's traces say about it: verdict and MFU.
 
 
 def explain_run(folder: Path) -> RunSummary:
@@ -44,17 +41,11 @@ def explain_run(folder: Path) -> RunSummary:
     return RunSummary(
         state="",
         verdict=short_text(explanation.verdict),
-        mfu=_mfu(explanation),
+        mfu=least_mfu(explanation.ranks),
         step_ms=explanation.budget.step_ms or None,
         device=device_words(slowest.device) if slowest and slowest.device else None,
         peak_bytes=memory.peak_bytes if memory else None,
     )
-
-
-def _mfu(explanation: Explanation) -> float | None:
-    """Of the rank that uses its device least: the others wait for it or do its work."""
-    known = [rank.efficiency.mfu for rank in explanation.ranks if rank.efficiency is not None]
-    return min((mfu for mfu in known if mfu is not None), default=None)
 
 
 # What-ifs for the page: changes made together, or the usual ones alone, in words and figures.
@@ -69,11 +60,8 @@ def predict_changes(
         tried = try_each(bench, with_offered(usual(bench), rank.findings), history())
         before, predictions, refused = tried.before, tried.predictions, tried.refused
     else:
-        before, raw = bench.predict([]), bench.predict(wanted)
-        if not raw.applied:
-            raise NotCapturedError("; ".join(dict.fromkeys(raw.refused)))
-        after = adjusted(replace(raw, settings=raw.applied), history())
-        predictions, refused = (after,), raw.refused
+        before, after = bench.predict([]), adjusted(predict_together(bench, wanted), history())
+        predictions, refused = (after,), after.refused
     on_host = bench.context.on_host
     return {
         "headline": headline(rank, before, about),

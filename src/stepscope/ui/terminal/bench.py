@@ -57,8 +57,6 @@ from stepscope.ui.words import one_line, or_dash
 if TYPE_CHECKING:
     from stepscope.bench.workload import TrainingWorkload
 
-# A bench's answer in a terminal: the verdict, one table, what failed, which rules were broken.
-
 _COLUMNS = (
     *("workload", ">samples/s", ">±", ">times as fast", ">step ms", ">busy", ">MFU"),
     *(">CPU", ">memory", ">loss", ">to target", "verdict"),

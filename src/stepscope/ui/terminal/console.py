@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-# The console everything is printed to: names from files are printed as plain text.
-
 _WIDTH_WITHOUT_TERMINAL = 100
 _NARROWEST = 60
 

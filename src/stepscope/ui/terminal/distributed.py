@@ -18,9 +18,9 @@ from stepscope.records.explanation import NcclSummary
 from stepscope.records.job import HierarchicalAllReduce, Job, JobCollective
 from stepscope.records.parameter_server import TogetherSummary, WorkerShare
 from stepscope.records.strategies import Strategy
-from stepscope.text.figures import byte_rate, duration, milliseconds, percent, significant, size
-from stepscope.text.words import counted, number_ranges
-from stepscope.ui.terminal.console import labelled_grid, note_line, text_line, titled_table
+from stepscope.text.figures import byte_rate, duration, milliseconds, significant, size
+from stepscope.text.words import counted, short_ranges
+from stepscope.ui.terminal.console import cut, labelled_grid, note_line, text_line, titled_table
 from stepscope.ui.topics.distributed import (
     Section,
     clock_words,
@@ -35,7 +35,7 @@ from stepscope.ui.topics.distributed import (
     straggler_words,
     wait_words,
 )
-from stepscope.ui.topics.whatif import histogram_rows, together_line
+from stepscope.ui.topics.whatif import histogram_rows, shard_cells, together_line
 from stepscope.ui.words import one_line, or_dash, short_kernel
 
 if TYPE_CHECKING:
@@ -101,16 +101,14 @@ def host_table(job: Job) -> Table | None:
         slowest = max(host.columns, key=lambda i: own[i])
         table.add_row(
             one_line(host.host),
-            number_ranges([job.ranks[i] for i in host.columns]),
+            short_ranges([job.ranks[i] for i in host.columns]),
             milliseconds(typical),
             milliseconds(median(comm[i] for i in host.columns)),
             f"slowest: rank {job.ranks[slowest]}, {milliseconds(own[slowest])}"
             + (f"  {where}" if (where := place_words(job.places.get(host.host))) else ""),
         )
     if len(rows) > MOST_HOSTS:
-        table.caption = f"… {len(rows) - MOST_HOSTS} more, faster"
-        table.caption_justify = "left"
-        table.caption_style = "bright_black"
+        _set_caption(table, f"… {len(rows) - MOST_HOSTS} more, faster")
     return table
 
 
@@ -135,10 +133,12 @@ def _collectives(job: Job, top: int, width: int) -> Table:
     for row in job.collectives[:top]:
         table.add_row(*(words(row) for _, words in shown))
     if len(job.collectives) > top:
-        table.caption = f"… {len(job.collectives) - top} more: see --json or --html"
-        table.caption_justify = "left"
-        table.caption_style = "bright_black"
+        _set_caption(table, f"… {len(job.collectives) - top} more: see --json or --html")
     return table
+
+
+def _set_caption(table: Table, words: str) -> None:
+    table.caption, table.caption_justify, table.caption_style = words, "left", "bright_black"
 
 
 def _mean(total_ns: int | None, count: int) -> str:
@@ -231,7 +231,7 @@ def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> T
     for row in rows[:top]:
         seen = "" if row.ranks_seen == row.nranks else f"{row.ranks_seen} of "
         table.add_row(
-            _short(row.id, 12 if width < _NARROW else 20),
+            cut(row.id, 12 if width < _NARROW else 20),
             f"{seen}{'?' if row.nranks is None else row.nranks}",
             str(row.nodes or len(row.hosts)),
             " or ".join(map(str, row.channels)) or "-",
@@ -284,10 +284,6 @@ def _settings(summary: NcclSummary) -> Table:
         shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
         table.add_row(name, shown)
     return table
-
-
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _count_rest(table: Table, rows: int) -> None:
@@ -364,16 +360,7 @@ def _shards(summary: TogetherSummary) -> Table:
     )
     table = titled_table("server load", *columns)
     for shard in summary.shards:
-        table.add_row(
-            str(shard.shard),
-            "-" if shard.size_bytes is None else size(shard.size_bytes),
-            f"{shard.updates:,}",
-            f"{shard.pulls:,}",
-            percent(shard.busy_share),
-            "-" if shard.mean_queue is None else significant(shard.mean_queue),
-            "-" if shard.largest_queue is None else str(shard.largest_queue),
-            "-" if shard.mean_wait_ms is None else milliseconds(shard.mean_wait_ms),
-        )
+        table.add_row(*shard_cells(shard))
     return table
 
 

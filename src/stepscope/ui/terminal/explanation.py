@@ -65,8 +65,6 @@ from stepscope.ui.words import (
     short_kernel,
 )
 
-# The explanation in a terminal: verdict, why, next; the step as one bar; all tables.
-
 # With more ranks, only the slowest and the fastest are listed.
 _MOST_RANKS = 16
 _SLOWEST, _FASTEST = 5, 3

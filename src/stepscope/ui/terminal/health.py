@@ -15,7 +15,6 @@ from rich.table import Table
 from stepscope.explain.job.hosts import columns_by_host
 from stepscope.explain.job.rank_part import typical_step
 from stepscope.explain.job.stragglers import LEAST_EXCESS
-from stepscope.records.job import Job, Straggler
 from stepscope.text.figures import duration, factor, milliseconds, percent, significant, size
 from stepscope.text.words import named_ranks
 from stepscope.ui.terminal.console import make_console
@@ -23,8 +22,6 @@ from stepscope.ui.topics.distributed import rank_on_host, straggler_name
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation, RankExplanation
-
-# What three steps of a job say in a few lines: pace, stragglers, use of the device, memory.
 
 TIGHT = 0.9  # of the device's memory
 FEW_RANKS = 8
@@ -162,16 +159,11 @@ def _about_stragglers(explanation: Explanation) -> str:
     if not stragglers.ranks:
         return "; ".join(filter(None, (stragglers.verdict, stragglers.detail)))
     return "; ".join(
-        f"{_straggler_on_host(slow, job)} ({slow.cause}, {factor(slow.slowdown)} times, "
+        f"{straggler_name(slow) if slow.rank is None else rank_on_host(slow.rank, job)} "
+        f"({slow.cause}, {factor(slow.slowdown)} times, "
         f"{milliseconds(slow.cost_ms)} per step)"
         for slow in stragglers.ranks[:4]
     )
-
-
-def _straggler_on_host(slow: Straggler, job: Job) -> str:
-    if slow.rank is not None:
-        return rank_on_host(slow.rank, job)
-    return straggler_name(slow)
 
 
 def _use(explanation: Explanation) -> str:

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
     from stepscope.trace.run_folder.follow_run import RunFollower
 
-# The loop of `stepscope top`: look at the folder, draw, wait for a key.
-
 _LEAST_REST = 9  # times as long as a look took: at most a tenth of a core
 _LONGEST_REST_S = 60.0
 _NARROWEST = 60

@@ -22,8 +22,6 @@ from stepscope.ui.topics.gpus import answer, cells, columns, notes
 from stepscope.ui.topics.whatif import BOUND, Tried, Verdict, decides, memory_words
 from stepscope.ui.words import Answer
 
-# Predictions in a terminal: verdict, why, next; the step without and with the change.
-
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference": "bold yellow"}
 
 

@@ -45,17 +45,15 @@ def run_line(run: WholeRun, room: int) -> Text | None:
     words = steps if min(counts) == max(counts) else f"{min(counts):,} to {steps}"
     if run.account is not None:
         words += f" in {long_duration(1e6 * run.account.wall_ms)}"
-    items = account_items(run.account) if run.account else _pace(slowest)
+    items = account_items(run.account) if run.account else []
+    if run.account is None and slowest.times is not None:
+        items = times_items(slowest.times)[:3]
     kept = _fitting(words, items, room - _FEWEST_SPARKS - 3) or _fitting(words, items, room)
     line = Text(cut(f"{words}: {', '.join(kept)}" if kept else words, room))
     sparks = min(_SPARKS, room - line.cell_len - 3)
     if slowest.series is not None and sparks >= _FEWEST_SPARKS:
         line.append(" · ").append_text(draw_steps(slowest.series, sparks))
     return line
-
-
-def _pace(rank: RankRun) -> list[str]:
-    return times_items(rank.times)[:3] if rank.times else []
 
 
 def _fitting(words: str, items: list[str], room: int) -> list[str]:

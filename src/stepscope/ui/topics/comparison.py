@@ -27,11 +27,9 @@ from stepscope.text.words import counted
 from stepscope.ui.words import PARTS, Answer, applied_line, or_dash
 
 if TYPE_CHECKING:
-    from stepscope.records.comparison import Comparison, OpenPromise, PhaseChange, Side
+    from stepscope.records.comparison import Comparison, MedianStep, OpenPromise, PhaseChange, Side
     from stepscope.records.prediction import Delivery, Promise, TrackedPromise
     from stepscope.verify.track_record import Summary
-
-# A comparison in sentences, and as JSON (schema 1) for other programs.
 
 SCHEMA = 1
 _MOST_PARTS = 3
@@ -71,23 +69,21 @@ def row_name(id_: str) -> str:
 def median_words(comparison: Comparison) -> str:
     """What the median says, which no stall moves; "" where it is what is compared."""
     step = comparison.median
-    if step is None:
-        return ""
-    return (
-        f"median {significant(step.a_ms)} -> {milliseconds(step.b_ms)}, "
-        f"{relative_change(step.change)} ({relative_interval(step.low, step.high)})"
-    )
+    return "" if step is None else f"median {_step_words(step)}, {_change_words(step)}"
 
 
 def profiled_words(comparison: Comparison) -> str:
     """The steps as the traces have them; "" where the verdict's are those."""
     step = comparison.profiled
-    if step is None:
-        return ""
-    return (
-        f"{significant(step.a_ms)} -> {milliseconds(step.b_ms)} under the profiler, "
-        f"{relative_change(step.change)} ({relative_interval(step.low, step.high)})"
-    )
+    return "" if step is None else f"{_step_words(step)} under the profiler, {_change_words(step)}"
+
+
+def _step_words(step: MedianStep) -> str:
+    return f"{significant(step.a_ms)} -> {milliseconds(step.b_ms)}"
+
+
+def _change_words(step: MedianStep) -> str:
+    return f"{relative_change(step.change)} ({relative_interval(step.low, step.high)})"
 
 
 def promise_words(kept: TrackedPromise) -> str:
@@ -143,19 +139,14 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "sentence": answer.verdict,
         "why": answer.why,
         "next": answer.next,
-        "promise": _promise(comparison.promise),
+        "promise": None
+        if comparison.promise is None
+        else {**to_builtins(comparison.promise), **_outcome(comparison.promise)},
     }
 
 
-def _promise(kept: TrackedPromise | None) -> dict[str, Any] | None:
-    if kept is None:
-        return None
-    return {
-        **to_builtins(kept),
-        "delivered_ms": kept.delivered_ms,
-        "error": kept.error,
-        "inside": kept.inside,
-    }
+def _outcome(kept: TrackedPromise) -> dict[str, Any]:
+    return {"delivered_ms": kept.delivered_ms, "error": kept.error, "inside": kept.inside}
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -167,9 +158,8 @@ def _verdict(comparison: Comparison) -> str:
         return f"No difference seen: {a} and {b} ms a step, {change} ({bounds})."
     step = comparison.median
     if step is not None and comparison.low <= 0 <= comparison.high:
-        typical = f"{significant(step.a_ms)} -> {milliseconds(step.b_ms)}"
         size, ends = _more_or_less(step.change), relative_interval(step.low, step.high)
-        return f"B's typical step is {comparison.verdict}: {typical}, {size} ({ends})."
+        return f"B's typical step is {comparison.verdict}: {_step_words(step)}, {size} ({ends})."
     size = _more_or_less(comparison.change)
     return f"B is {comparison.verdict}: {a} -> {b} ms a step, {size} ({bounds})."
 
@@ -293,8 +283,6 @@ def _side_words(side: Side) -> str:
     return f"{counted(steps, 'step')}{worth}{runs}"
 
 
-# The track record in sentences and as JSON.
-
 SUMMARY_COLUMNS = ("change", "predicted", "measured", "median error", "bias", "inside")
 PROMISE_COLUMNS = ("id", "when", "change", "before", "predicted", "measured", "error")
 
@@ -402,9 +390,7 @@ def record_json(
                 **to_builtins(row.promise),
                 "name": row.promise.name,
                 "delivery": to_builtins(row.delivery),
-                "delivered_ms": row.delivered_ms,
-                "error": row.error,
-                "inside": row.inside,
+                **_outcome(row),
             }
             for row in kept
         ],

@@ -34,8 +34,6 @@ from stepscope.records.strategies import (
 from stepscope.text.figures import duration, factor, percent, significant, size
 from stepscope.text.words import counted, sentence
 
-# Several ranks in words for every surface: who holds the others back, how well clocks agree.
-
 Tone = Literal["good", "bad", "open"]
 
 CAUSES = {"compute": "slow compute", "input": "slow input", "link": "slow link"}
@@ -99,7 +97,9 @@ def _wandering(straggler: Straggler | None) -> str:
 def _what(worst: Straggler) -> str:
     if worst.excess_ms is not None:
         often = "at every step" if worst.one_in is None else f"in 1 step of {worst.one_in}"
-        its, waits = ("it is", "it waits") if worst.scope == "rank" else _plural(worst)
+        its, waits = f"its {len(worst.ranks)} ranks are", "they wait"
+        if worst.scope == "rank":
+            its, waits = "it is", "it waits"
         why = f", as {waits} for data" if worst.cause == "input" else ""
         return f"{its} late by {duration(worst.excess_ms * 1e6)} {often}{why}"
     times = factor(worst.slowdown)
@@ -110,10 +110,6 @@ def _what(worst: Straggler) -> str:
         "input": f"it waits for its data and takes {times} times as long as the others",
         "link": f"its transfers take {times} times as long as they should",
     }[worst.cause]
-
-
-def _plural(host: Straggler) -> tuple[str, str]:
-    return f"its {len(host.ranks)} ranks are", "they wait"
 
 
 def _accusation(stragglers: tuple[Straggler, ...]) -> str:

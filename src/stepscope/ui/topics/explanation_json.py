@@ -39,7 +39,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "collectives": _all_collectives(explanation),
         "stragglers": _stragglers(explanation),
         "clock": _clock(explanation.job),
-        "arrivals": _arrivals(explanation.job),
+        "arrivals": to_builtins(explanation.job.arrivals) if explanation.job else [],
         "critical_path": _path(explanation.job),
         "steps_by_rank": _steps_by_rank(explanation.job),
         "hierarchical": to_builtins(explanation.job.hierarchical) if explanation.job else [],
@@ -235,10 +235,6 @@ def _clock(job: Job | None) -> dict[str, Any]:
         "hosts": [to_builtins(host) for host in clock.hosts],
         "notes": list(clock.notes),
     }
-
-
-def _arrivals(job: Job | None) -> list[dict[str, Any]]:
-    return [to_builtins(row) for row in job.arrivals] if job else []
 
 
 def _path(job: Job | None) -> dict[str, Any] | None:

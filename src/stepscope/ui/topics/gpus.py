@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.predict.other_gpu.gpu import find_gpu
 from stepscope.records.prediction import GpuComparison, GpuPrediction
 from stepscope.text.figures import factor, interval, milliseconds, percent, significant
 from stepscope.trace.files import read_whole
@@ -25,6 +24,8 @@ _CLEAR = 1.02  # a step has to be this many times shorter to be called faster
 
 def read_prices(path: Path) -> dict[str, float]:
     """GPU -> price per hour, from a JSON object or from lines of `gpu,price`."""
+    from stepscope.predict.other_gpu.gpu import find_gpu
+
     text = read_whole(path)
     if text.lstrip()[:1] == b"{":
         try:

@@ -40,8 +40,6 @@ from stepscope.ui.words import Answer
 if TYPE_CHECKING:
     from stepscope.predict.collective_algorithms import AlgorithmComparison
 
-# A calibration for every surface: measured times become a profile, sentences, rows and JSON.
-
 SCHEMA = 1
 _DISTURBED = 0.2  # passes that disagree by more than this: other programs used the machine
 _POOR_FIT = 1.5  # times the noise between passes

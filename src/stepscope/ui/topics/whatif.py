@@ -23,6 +23,7 @@ from stepscope.records.explanation import Finding, RankExplanation
 from stepscope.records.job import Job
 from stepscope.records.parameter_server import (
     ConsistencyPromise,
+    ShardLoad,
     Staleness,
     TogetherSummary,
     TogetherVerdict,
@@ -47,13 +48,12 @@ from stepscope.text.figures import (
 )
 from stepscope.text.words import counted
 from stepscope.trace.discover import find_traces
-from stepscope.trace.run_folder.server_events import is_server_file, read_server_events, server_file
+from stepscope.trace.run_folder.run_state import is_server_file, server_file
+from stepscope.trace.run_folder.server_events import read_server_events
 from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-
-# Put predictions into words: what a change is called, what it saves, what limits the step.
 
 SCHEMA = 1
 WORTH = 0.02  # of the time per sample: a smaller change is not worth having
@@ -318,6 +318,15 @@ def _stretch(end: float, middle: float, by: float) -> float:
     return middle * math.exp(by * math.log(end / middle))
 
 
+def predict_together(bench: Bench, settings: Sequence[Setting]) -> Prediction:
+    """Predict changes made together, as far as the step takes them. Raise NotCapturedError if it
+    takes none."""
+    prediction = bench.predict(settings)
+    if not prediction.applied:
+        raise NotCapturedError("; ".join(dict.fromkeys(prediction.refused)))
+    return replace(prediction, settings=prediction.applied)
+
+
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """Changes tried one at a time: predictions, the best first, and refusals."""
 
@@ -438,6 +447,20 @@ def histogram_rows(staleness: Staleness) -> list[tuple[str, int]]:
         words = str(first) if first == last else f"{first} to {last}"
         rows.append((words, sum(counts[first : last + 1])))
     return rows
+
+
+def shard_cells(shard: ShardLoad) -> tuple[str, ...]:
+    """A shard's row: number, parameters, updates, pulls, busy, queue, longest, wait."""
+    return (
+        str(shard.shard),
+        "-" if shard.size_bytes is None else size(shard.size_bytes),
+        f"{shard.updates:,}",
+        f"{shard.pulls:,}",
+        percent(shard.busy_share),
+        "-" if shard.mean_queue is None else significant(shard.mean_queue),
+        "-" if shard.largest_queue is None else str(shard.largest_queue),
+        "-" if shard.mean_wait_ms is None else milliseconds(shard.mean_wait_ms),
+    )
 
 
 def together_json(summary: TogetherSummary) -> dict[str, Any]:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from stepscope.ui.tune.trials import TrialRun
     from stepscope.verify.tuned_gain import Gain, GainVerdict, Screening
 
-# What a search knows of each remedy, and the tests it makes.
-
 Configuration = tuple[str, ...]
 BASELINE: Configuration = ()
 FEWEST_TOGETHER = 2

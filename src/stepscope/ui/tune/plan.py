@@ -4,7 +4,6 @@ not; keep what is finished in journal.jsonl, so that a killed tune can go on.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,12 @@ from stepscope.fix.declaration import Effect
 from stepscope.fix.named_changes import ChosenFix, choose
 from stepscope.fix.remedies import FIXES
 from stepscope.records.prediction import Setting
-from stepscope.records.quality import encode_json
-from stepscope.trace.files import list_folder, may_exist, open_to_append, read_whole
+from stepscope.trace.files import list_folder, may_exist
 from stepscope.trace.run_folder.related_runs import BASELINE, JOURNAL, TRIALS
+from stepscope.ui.json_text import append_line, read_journal
 
 if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
-
-# Which remedies are tried on this training, in which order, and why the others are not.
 
 EFFECT_WORDS = {
     Effect.BIT_IDENTICAL: "changes no number",
@@ -278,7 +275,7 @@ class Journal:
     def create(cls, folder: Path, start: TuneStart) -> Journal:
         """OSError if it cannot be written."""
         journal = cls(folder, [start])
-        journal._write(start)
+        append_line(folder / JOURNAL, start)
         (folder / TRIALS).mkdir()
         return journal
 
@@ -290,19 +287,16 @@ class Journal:
             raise UsageError(
                 f"--resume {folder}: it holds no {JOURNAL}, so no tune was started there"
             )
-        text = read_whole(path, _MOST_BYTES)
-        whole = text[: text.rfind(b"\n") + 1]
-        if len(whole) < len(text):
-            os.truncate(path, len(whole))
+        lines = read_journal(path, _MOST_BYTES)
         try:
-            journal = cls(folder, map(_LINES.decode, whole.splitlines()))
+            journal = cls(folder, map(_LINES.decode, lines))
         except msgspec.DecodeError as error:
             raise UnreadableInputError(f"{path} cannot be read: {error}") from None
         journal._throw_away_unfinished()
         return journal
 
     def add(self, line: TunePlan | FinishedTrial) -> None:
-        self._write(line)
+        append_line(self.folder / JOURNAL, line)
         if isinstance(line, TunePlan):
             self.plan = line
         else:
@@ -311,14 +305,6 @@ class Journal:
     @property
     def next_number(self) -> int:
         return max((trial.number for trial in self.trials), default=0) + 1
-
-    def _write(self, line: JournalLine) -> None:
-        handle = open_to_append(self.folder / JOURNAL)
-        try:
-            os.write(handle, encode_json(line) + b"\n")
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
     def _throw_away_unfinished(self) -> None:
         home = self.folder / TRIALS

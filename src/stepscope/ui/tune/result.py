@@ -44,7 +44,7 @@ from stepscope.ui.tune.contenders import (
     peak_bytes,
 )
 from stepscope.ui.tune.patch import TunePatch, make_patch
-from stepscope.ui.tune.plan import Journal, PlannedCombination
+from stepscope.ui.tune.plan import Journal, PlannedCombination, PlannedRemedy
 from stepscope.verify.change import mean_step
 from stepscope.verify.steady import without_pauses
 from stepscope.verify.tuned_gain import WORTH, Gain, other_way_round
@@ -52,8 +52,6 @@ from stepscope.verify.tuned_gain import WORTH, Gain, other_way_round
 if TYPE_CHECKING:
     from stepscope.ui.tune.search import Search
     from stepscope.ui.tune.trials import TrialBench
-
-# A search as tune.json has it: the baseline, every configuration, what is kept and the patch.
 
 
 def tune_result(
@@ -103,15 +101,18 @@ def _with_prediction(
     """What was predicted for several remedies together stands in their row."""
     wanted = frozenset(planned.remedies)
     return tuple(
-        replace(
-            row,
-            predicted_ms=planned.predicted_ms,
-            predicted_low_ms=planned.low_ms,
-            predicted_high_ms=planned.high_ms,
-        )
-        if frozenset(row.remedies) == wanted
-        else row
-        for row in rows
+        _predicted(row, planned) if frozenset(row.remedies) == wanted else row for row in rows
+    )
+
+
+def _predicted(
+    row: TriedConfiguration, planned: PlannedCombination | PlannedRemedy
+) -> TriedConfiguration:
+    return replace(
+        row,
+        predicted_ms=planned.predicted_ms,
+        predicted_low_ms=planned.low_ms,
+        predicted_high_ms=planned.high_ms,
     )
 
 
@@ -217,12 +218,7 @@ class _Rows:
             checked=contender.checked,
             kept=kept,
         )
-        return replace(
-            row,
-            predicted_ms=planned.predicted_ms,
-            predicted_low_ms=planned.low_ms,
-            predicted_high_ms=planned.high_ms,
-        )
+        return _predicted(row, planned)
 
     def _why_alone(self, contender: Contender, gain: Gain | None, *, kept: bool) -> str:
         if contender.out is not None:
@@ -254,7 +250,8 @@ class _Rows:
         row = self._row(
             test.challenger, test.base, gain, why=test.why, checked=test.checked, kept=kept
         )
-        return replace(row, parity=NOT_KNOWN) if _was_cut_short(test) else row
+        was_cut_short = test.checked is None and test.why == OUT_OF_TIME  # its losses are unknown
+        return replace(row, parity=NOT_KNOWN) if was_cut_short else row
 
     def _row(
         self,
@@ -279,11 +276,6 @@ class _Rows:
             why=why,
             runs=tuple(f"{TRIALS}/{name}" for name in self._search.folders_of(configuration)),
         )
-
-
-def _was_cut_short(test: PairTest) -> bool:
-    """The budget ended before its losses were looked at."""
-    return test.checked is None and test.why == OUT_OF_TIME
 
 
 def _with_patch(result: TuneResult, facts: ScriptFacts, proposals: tuple[str, ...]) -> TuneResult:
@@ -327,16 +319,12 @@ def gain_words(gain: Gain) -> str:
     change where the interval does not say which."""
     if gain.high < 0:
         ends = relative_interval(-gain.high, -gain.low)
-        return f"{_slower(gain)} ({ends})"
+        return f"{longer_or_shorter(-gain.value, longer='slower')} ({ends})"
     if gain.low < 0:
         ends = f"{_slower_or_shorter(gain.low)} to {_slower_or_shorter(gain.high)}"
         return f"may make the step {ends}"
     ends = f"{unsigned_percent(gain.low)} to {unsigned_percent(gain.high)}"
     return f"saves {unsigned_percent(gain.value)} ({ends})"
-
-
-def _slower(gain: Gain) -> str:
-    return longer_or_shorter(-gain.value, longer="slower")
 
 
 def _slower_or_shorter(share: float) -> str:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-
 from stepscope.errors import NotCapturedError
 from stepscope.fix.named_changes import ChosenFix
 from stepscope.fix.remedies import FIXES
@@ -35,8 +33,6 @@ from stepscope.verify.tuned_gain import (
     screen,
 )
 
-# What to try next and what to keep: a combination that promises much, or each candidate alone.
-#
 # 1. The command runs as it is, twice. If several remedies together are predicted to do far more
 # than
 #    the best alone, they run together. Once they are surely faster, each must earn its place: what
@@ -254,7 +250,7 @@ class Search:
         challenger = self._with(contender)
         if challenger == self.kept or self.kept in contender.tested_on:
             return
-        rival = self._rival(contender)
+        rival = self.rival_of(contender)
         if rival is not None and not self._may_beat(contender, rival, challenger):
             return
         contender.tested_on.add(self.kept)
@@ -266,7 +262,7 @@ class Search:
             return []
         self._admit_late()
         again = [contender for contender in self.contenders if self._may_help_now(contender)]
-        again.sort(key=lambda contender: self._rival(contender) is not None)
+        again.sort(key=lambda contender: self.rival_of(contender) is not None)
         promising = []
         for contender in again:
             challenger = self._with(contender)
@@ -313,15 +309,15 @@ class Search:
             return True
         if self.leapt and not self.was_tried(contender.name):
             return True
-        if self._rival(contender) is not None or contender.tested_on:
+        if self.rival_of(contender) is not None or contender.tested_on:
             return False
         return contender.is_open or self._is_another_step()
 
     def _is_another_step(self) -> bool:
         """What is kept leaves so little of the step that something else limits it, and what a
         remedy did to the whole no longer tells."""
-        kept = [_middle(trial) for trial in self._bench.trials if self._is_kept(trial)]
-        return min(kept) < ANOTHER_STEP * min(map(_middle, self.bases))
+        kept = [trial.median_ms for trial in self._bench.trials if self._is_kept(trial)]
+        return min(kept) < ANOTHER_STEP * min(trial.median_ms for trial in self.bases)
 
     def _is_new_beside_its_families(self, contender: Contender) -> bool:
         """It never ran together with a kept member of the families it is tried again after."""
@@ -379,11 +375,11 @@ class Search:
 
     def _with(self, contender: Contender) -> Configuration:
         """What is kept, with this one added, or in the place of its family's member."""
-        rival = self._rival(contender)
+        rival = self.rival_of(contender)
         rest = [name for name in self.kept if rival is None or name != rival.name]
         return in_declared_order({*rest, contender.name})
 
-    def _rival(self, contender: Contender) -> Contender | None:
+    def rival_of(self, contender: Contender) -> Contender | None:
         """The member of its family that is kept."""
         kept = (self._by_name[name] for name in self.kept if name != contender.name)
         return next((one for one in kept if one.chosen.family == contender.chosen.family), None)
@@ -421,10 +417,6 @@ class Search:
         name = contender.name
         return [one for one in self.tests if name in one.challenger and name not in one.base]
 
-    def rival_of(self, contender: Contender) -> Contender | None:
-        """The member of its family that is kept instead of it."""
-        return self._rival(contender)
-
     def not_tried(self) -> list[tuple[str, str]]:
         """Remedies that there was no time for."""
         why = _NO_TIME if self.done else _STOPPED
@@ -445,10 +437,6 @@ def in_declared_order(names: Iterable[str]) -> Configuration:
 def _pairs(base: Configuration, challenger: Configuration) -> list[Configuration]:
     """The fewest runs that can be sure."""
     return [base, challenger] * FEWEST_PAIRS
-
-
-def _middle(trial: TrialRun) -> float:
-    return float(np.median(trial.step_ms))
 
 
 def _words(configuration: Configuration) -> str:

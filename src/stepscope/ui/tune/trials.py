@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-
-# One trial: the user's command with some remedies applied, for a few dozen steps.
 
 _LAST_LINES = 8
 _MOST_NAME = 80
@@ -59,6 +57,10 @@ class TrialRun:
     @property
     def mean_ms(self) -> float:
         return float(self.step_ms.mean())
+
+    @property
+    def median_ms(self) -> float:
+        return float(np.median(self.step_ms))
 
     @property
     def counts(self) -> bool:
@@ -238,22 +240,12 @@ class OutOfTimeError(Exception):
     """The budget has no room for another trial."""
 
 
-class TrialRunner(Protocol):
-    """Runs one trial, or reads a finished one; trial_run.TrialCommand does."""
-
-    def run(
-        self, number: int, remedies: Sequence[str], *, steps: int, limit_s: float
-    ) -> TrialRun: ...
-
-    def read(self, finished: FinishedTrial) -> TrialRun: ...
-
-
 class TrialBench:
     """Gives the search one trial at a time, as long as the budget lasts."""
 
     def __init__(
         self,
-        runner: TrialRunner,
+        runner: TrialCommand,
         *,
         length: TrialLength,
         budget_s: float,
@@ -370,14 +362,10 @@ class TrialLength:
         """As it ran last; else as predicted, or as the fastest of its parts, whichever is less."""
         wanted = frozenset(remedies)
         ran = [trial for trial in trials if trial.counts]
-        same = [_middle(trial) for trial in ran if frozenset(trial.remedies) == wanted]
+        same = [trial.median_ms for trial in ran if frozenset(trial.remedies) == wanted]
         return same[-1] if same else min(self._guesses(wanted, ran), default=None)
 
     def _guesses(self, wanted: frozenset[str], ran: Sequence[TrialRun]) -> Iterator[float]:
         if wanted in self.predicted_ms:
             yield self.predicted_ms[wanted]
-        yield from (_middle(trial) for trial in ran if frozenset(trial.remedies) < wanted)
-
-
-def _middle(trial: TrialRun) -> float:
-    return float(np.median(trial.step_ms))
+        yield from (trial.median_ms for trial in ran if frozenset(trial.remedies) < wanted)

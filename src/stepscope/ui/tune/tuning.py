@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
 import stepscope
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.fix.declaration import Effect
@@ -58,8 +61,6 @@ from stepscope.verify.traits import describe_trace
 from stepscope.verify.trials import read_script
 from stepscope.verify.tuned_gain import WORTH
 
-# One tune from its first run to its answer: capture, plan, search, record.
-
 PATCH = "tune.patch"
 _LAST_LINES = 8
 _PROBE_S, _PROBE_PART = 20.0, 0.1  # at most, and of the budget
@@ -79,8 +80,7 @@ class _NoProgress:
     def news(self, words: str) -> None:
         del words
 
-    def trying(self, words: str) -> None:
-        del words
+    trying = news
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,6 @@ class TuneEnd:
 
 def begin(start: TuneStart, folder: Path) -> Journal:
     """In a new folder; OSError if it cannot be written."""
-    from msgspec.structs import replace
-
     known = replace(start, stepscope=stepscope.__version__, started_unix=time.time())
     return Journal.create(folder, known)
 
@@ -242,7 +240,7 @@ class _Tune:
         if self._search is not None and plan is not None and not code:
             answer_promises(plan, self._search, self._folder / TRIALS)
         result = tune_result(self._journal, self._search, facts, status)
-        layout.write_json(self._folder / TUNE, _builtins(result))
+        layout.write_json(self._folder / TUNE, to_builtins(result))
         self._write_patch(result)
         return TuneEnd(result, code, facts)
 
@@ -270,13 +268,6 @@ def _limit_s(took_s: float, budget_s: float) -> float:
         _LEAST_LIMIT_S + took_s,
         min(_LEAST_LIMIT_S + _LIMIT_TIMES * took_s, _LIMIT_PART * budget_s),
     )
-
-
-def _builtins(result: TuneResult) -> dict[str, object]:
-    import msgspec
-
-    content: dict[str, object] = msgspec.to_builtins(result)
-    return content
 
 
 # What is predicted for each remedy before it is tried; each prediction becomes a promise.

@@ -15,8 +15,6 @@ from torch.nn import functional
 from stepscope.fix.fuse.kernel_choice import proven_kernels
 from stepscope.fix.fuse.stacked import is_ordinary
 
-# A convolution as one matrix product a model: every output's inputs side by side in a row.
-#
 # The rows are as many times as large as the input as the kernel has elements, so this pays for
 # small pictures with many channels, where grouped kernels are poor, and for the first layer, whose
 # few channels leave other kernels idle. Backward makes the rows again, or keeps them, which is

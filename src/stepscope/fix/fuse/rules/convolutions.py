@@ -24,8 +24,6 @@ from stepscope.fix.fuse.rules.convolution_products import (
 from stepscope.fix.fuse.rules.registry import front_of, rule_for
 from stepscope.fix.fuse.stacked import Layout, Stacked
 
-# Convolutions: one with a group, or groups, for each model.
-
 _HALVES = (torch.bfloat16, torch.float16)
 _FOR_POINTS = ("product", "product, channels last")
 _NOT_FOR_POINTS = ("unfolded", "unfolded, rows kept")

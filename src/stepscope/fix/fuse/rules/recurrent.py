@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     Tensors = tuple[torch.Tensor, ...]
     WayBack = tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor | None, ...]]
 
-# LSTM, GRU, RNN and their cells: one product for all inputs of a layer, one for each step.
-
 _STEPS, _ONE_BY_ONE = "all models, step by step", "one by one"
 _MEASURED_STEPS = 16
 

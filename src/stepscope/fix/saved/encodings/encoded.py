@@ -18,8 +18,6 @@ import torch
 
 from stepscope.fix.saved.operators import is_capturing
 
-# What an encoding returns, and how a tensor lies in its storage.
-
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

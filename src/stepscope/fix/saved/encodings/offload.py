@@ -18,8 +18,6 @@ from stepscope.fix.saved.encodings.encoded import Encoded, whole
 from stepscope.fix.saved.operators import is_capturing
 from stepscope.fix.saved.step_record import OFFLOAD, LinkSpeed, OffloadPoints
 
-# Values that wait for backward in pinned host memory.
-#
 # Copies run on streams of their own, one a direction. The plan says at which saved tensor of
 # forward a copy is over: there the computing stream waits for it and the device memory goes back,
 # in the order of that stream, however far the host has run ahead. It also says at which saved
@@ -151,11 +149,6 @@ def link_of(device: torch.device) -> PinnedLink | None:
     if device not in _LINKS:
         _LINKS[device] = CudaPinnedLink(device) if device.type == "cuda" else None
     return _LINKS[device]
-
-
-def use_link(device: torch.device, link: PinnedLink | None) -> None:
-    """Replace the link of a device."""
-    _LINKS[device] = link
 
 
 @dataclass(frozen=True, slots=True)

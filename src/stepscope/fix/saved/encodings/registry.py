@@ -30,8 +30,6 @@ from stepscope.fix.saved.encodings.outcomes import encode_use
 from stepscope.fix.saved.operators import OperatorClock, disturb_caches
 from stepscope.fix.saved.step_record import OFFLOAD, HoldingOption, RecordedCall, SavedUse, is_lossy
 
-# All encodings that hold a whole value, by the first word of their name.
-
 _BY_WORD: dict[str, Callable[[torch.Tensor, str], Encoded | None]] = {
     "bits": lambda tensor, _: encode_bits(tensor),
     "two-valued": lambda tensor, _: encode_two_valued(tensor),

@@ -204,8 +204,6 @@ def _bytes(value: float) -> str:
     return short_tick(size(value))
 
 
-# Efficiency: MFU, the way down from the peak, roofline and widest gaps.
-
 MOST_GAPS = 15
 MOST_RANKS = 8  # with pictures of their own: ranks of one job mostly do the same work
 _SOURCES = {"table": "by its data sheet", "calibrated": "as calibrated here"}

@@ -245,10 +245,10 @@ def _times(last: int) -> list[str]:
     ]
 
 
-def _levels(top: float, right: float) -> list[str]:
+def _levels(top: float, right: float, bottom: float = _BOTTOM) -> list[str]:
     parts = []
     for value in [0.0, *round_values(top, _MOST_LEVELS)]:
-        y = _y(value, top)
+        y = _y(value, top, bottom)
         parts.append(path("grid", [(_LEFT, y), (right, y)]))
         parts.append(text("level", _LEFT - 8, y, short_tick(size(value))))
     return parts
@@ -258,14 +258,14 @@ def _x(at: float, last: float) -> float:
     return _LEFT + (_RIGHT - _LEFT) * at / last
 
 
-def _y(value: float, top: float) -> float:
-    return _BOTTOM - (_BOTTOM - _TOP) * value / top if top else float(_BOTTOM)
+def _y(value: float, top: float, bottom: float = _BOTTOM) -> float:
+    return bottom - (_BOTTOM - _TOP) * value / top if top else float(bottom)
 
 
 # What save_memory did, as SVG: bytes kept for backward through a step, without the plan as areas by
 # what is done with them, with the plan as a line.
 
-_SAVING_LEFT, _SAVING_RIGHT, _SAVING_TOP, _SAVING_BOTTOM = 74, 1146, 30, 266
+_SAVING_TOP, _SAVING_BOTTOM = 30, 266
 _FORWARD = 1 / 3  # of the width: backward takes about twice as long
 
 
@@ -291,7 +291,7 @@ def draw_saving(line: SavingTimeline | None) -> Markup:
         areas.append((action, floor, roof))
         floor = roof
     top = float(max(1, *floor, *line.after_bytes))
-    parts = [*_saving_levels(top), *_phases()]
+    parts = [*_levels(top, _RIGHT, _SAVING_BOTTOM), *_phases()]
     for action, low, high in areas:
         upper, lower = (_points(places, levels, top) for levels in (high, low))
         kind = action if action in SAVING_ACTIONS else "keep"
@@ -307,56 +307,33 @@ def draw_saving(line: SavingTimeline | None) -> Markup:
 def _saving_x(line: SavingTimeline, point: int) -> float:
     """Forward fills the left third, backward the rest."""
     forward = min(line.forward_points, len(line.after_bytes))
-    if point < forward:
-        share = _FORWARD * (point + 1) / forward
-    else:
-        share = _FORWARD + (1 - _FORWARD) * (point - forward + 1) / (
-            len(line.after_bytes) - forward
-        )
-    return _SAVING_LEFT + (_SAVING_RIGHT - _SAVING_LEFT) * share
+    share = _FORWARD * (point + 1) / forward if point < forward else _FORWARD
+    if point >= forward:
+        share += (1 - _FORWARD) * (point - forward + 1) / (len(line.after_bytes) - forward)
+    return _LEFT + (_RIGHT - _LEFT) * share
 
 
 def _points(places: Sequence[float], levels: Sequence[int], top: float) -> list[Point]:
-    start = (float(_SAVING_LEFT), _saving_y(0 if len(levels) > 1 else levels[0], top))
-    return [start, *((x, _saving_y(level, top)) for x, level in zip(places, levels, strict=True))]
+    heights = [_y(level, top, _SAVING_BOTTOM) for level in levels]
+    start = float(_SAVING_BOTTOM) if len(levels) > 1 else heights[0]
+    return [(float(_LEFT), start), *zip(places, heights, strict=True)]
 
 
 def _peak(places: Sequence[float], levels: Sequence[int], top: float, which: str) -> list[str]:
     highest = max(range(len(levels)), key=lambda point: levels[point])
-    x, y = places[highest], _saving_y(levels[highest], top)
+    x, y = places[highest], _y(levels[highest], top, _SAVING_BOTTOM)
     words = f"{size(levels[highest])} {which}"
     return [text("value is-strong", x + 8, max(_SAVING_TOP - 4, y - 6), words)]
 
 
 def _phases() -> list[str]:
-    middle = _SAVING_LEFT + (_SAVING_RIGHT - _SAVING_LEFT) * _FORWARD
+    middle = _LEFT + (_RIGHT - _LEFT) * _FORWARD
     return [
         path("phase", [(middle, _SAVING_TOP - 6), (middle, _SAVING_BOTTOM)]),
-        text("unit", _SAVING_LEFT + 4, _SAVING_BOTTOM + 18, "forward"),
+        text("unit", _LEFT + 4, _SAVING_BOTTOM + 18, "forward"),
         text("unit", middle + 4, _SAVING_BOTTOM + 18, "backward"),
     ]
 
-
-def _saving_levels(top: float) -> list[str]:
-    parts = []
-    for value in [0.0, *round_values(top, 5)]:
-        parts.append(
-            path(
-                "grid",
-                [(_SAVING_LEFT, _saving_y(value, top)), (_SAVING_RIGHT, _saving_y(value, top))],
-            )
-        )
-        parts.append(
-            text("level", _SAVING_LEFT - 8, _saving_y(value, top), short_tick(size(value)))
-        )
-    return parts
-
-
-def _saving_y(value: float, top: float) -> float:
-    return _SAVING_BOTTOM - (_SAVING_BOTTOM - _SAVING_TOP) * value / top
-
-
-# Memory: what holds the peak, memory through a step, and what batch fits.
 
 MOST_ROWS = 10
 MOST_DRAWN = 8  # ranks with charts; the others have their figures

@@ -261,8 +261,6 @@ def _bar(kind: str, x: float, middle: float, width: float) -> str:
     return rect(f"bar-{kind}", x, middle - 7.5, max(width, 1), 15, rx=2)
 
 
-# Across ranks: who is slow, every rank in every step, ranks on one clock, and bandwidth.
-#
 # A job of a thousand ranks must fit in a page that opens at once: what does not fit is left out
 # here, and the page says so.
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.host_calls import is_library_frame
 from stepscope.explain.whole_run.stall_stacks import (
     FEWEST_SAMPLES,
     compare_lines,
-    is_library_frame,
     merge_differences,
 )
 from stepscope.records.run import RankRun, StallCause, WholeRun
@@ -209,9 +209,6 @@ def _columns(cause: str, tree: DifferenceTree, names: dict[str, int]) -> dict[st
 
 def _frame_name(frame: Place | None) -> str:
     return _ROOT if frame is None else f"{frame.file}({frame.line}): {frame.function}"
-
-
-# The whole run: every step of every rank, its stalls, and where the wall time went.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

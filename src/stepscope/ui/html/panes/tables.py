@@ -6,6 +6,7 @@ A table that is empty because nothing was recorded says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from stepscope.ui.topics.distributed import CAUSES, group_words, rank_on_host, s
 
 if TYPE_CHECKING:
     from stepscope.records.compiled import CompiledWork, RegionTime
-
-# One rank's tables as plain rows. A table that is empty because nothing was recorded says so.
 
 NEEDS_STACK = "not captured: record with with_stack=True"
 NEEDS_HOST = "not captured: record with ProfilerActivity.CPU"
@@ -61,18 +60,8 @@ def _operators(rank: RankExplanation) -> dict[str, Any]:
     shapes = any(operator.shapes for operator in rank.operators)
     device = rank.kind != "cpu"
     shown = [0, *([1] if shapes else []), 2, *([3, 4] if device else []), 5, 6]
-    rows = (
-        (
-            o.name,
-            o.shapes,
-            o.calls,
-            o.device_total_ns,
-            o.device_self_ns,
-            o.host_total_ns,
-            o.host_self_ns,
-        )
-        for o in rank.operators
-    )
+    names = "name shapes calls device_total_ns device_self_ns host_total_ns host_self_ns"
+    rows = map(attrgetter(*names.split()), rank.operators)
     return make_table(
         "Operators",
         " | ".join(columns.split(" | ")[place] for place in shown),
@@ -88,17 +77,8 @@ def _modules(rank: RankExplanation) -> dict[str, Any]:
         "Module:code | Calls:count | Device forward:ns | Device backward:ns | "
         "CPU total:ns | CPU self:ns"
     )
-    rows = (
-        (
-            m.name,
-            m.calls,
-            m.forward_device_ns,
-            m.backward_device_ns,
-            m.host_total_ns,
-            m.host_self_ns,
-        )
-        for m in rank.modules
-    )
+    names = "name calls forward_device_ns backward_device_ns host_total_ns host_self_ns"
+    rows = map(attrgetter(*names.split()), rank.modules)
     return make_table("Modules", columns, rows, sort=2, absent="" if rank.lines else NEEDS_STACK)
 
 
@@ -120,7 +100,8 @@ def _lines(rank: RankExplanation) -> dict[str, Any]:
 
 def _copies(rank: RankExplanation) -> dict[str, Any]:
     columns = "Copy:code | Count:count | Total:ns | Exposed:ns | Size:bytes | Rate:rate"
-    rows = ((c.name, c.count, c.total_ns, c.exposed_ns, c.size_bytes, c.gb_s) for c in rank.copies)
+    names = "name count total_ns exposed_ns size_bytes gb_s"
+    rows = map(attrgetter(*names.split()), rank.copies)
     return make_table("Copies", columns, rows, sort=2, events=True)
 
 
@@ -138,19 +119,8 @@ def _collectives(rank: RankExplanation) -> dict[str, Any]:
         "Collective:code | Group:text | Ranks:count | Size:bytes | Count:count | "
         "Total:ns | Exposed:ns | Bus rate:rate"
     )
-    rows = (
-        (
-            c.kind,
-            c.group,
-            c.group_size,
-            c.size_bytes,
-            c.count,
-            c.total_ns,
-            c.exposed_ns,
-            c.busbw_gb_s,
-        )
-        for c in rank.collectives
-    )
+    names = "kind group group_size size_bytes count total_ns exposed_ns busbw_gb_s"
+    rows = map(attrgetter(*names.split()), rank.collectives)
     return make_table("Collectives", columns, rows, sort=5)
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from stepscope.explain.parameter_server import describe_staleness
-from stepscope.records.parameter_server import LossPoint, ShardLoad, TogetherSummary
-from stepscope.text.figures import duration, milliseconds, percent, significant, size
+from stepscope.records.parameter_server import LossPoint, TogetherSummary
+from stepscope.text.figures import duration, percent, significant, size
 from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.html.svg import drawing, path, rect, round_values, short_tick, text
-from stepscope.ui.topics.whatif import PARTS, histogram_rows, part_ns, together_line
+from stepscope.ui.topics.whatif import PARTS, histogram_rows, part_ns, shard_cells, together_line
 
 if TYPE_CHECKING:
     Curve = Sequence[tuple[float, float]]
@@ -101,8 +101,6 @@ def draw_curves(curves: dict[str, Curve], x_name: str, y_name: str = "loss") -> 
     return drawing(_WIDTH, _HEIGHT, f"{y_name} over {x_name}", parts)
 
 
-# Training through a parameter server: who waits, how stale reads are, and whether it pays.
-
 _MOST_MATRIX = 16  # workers; with more, pairs are listed
 
 
@@ -123,7 +121,7 @@ def together_view(report: ReportData) -> dict[str, Any] | None:
             (pair.worker, pair.by, duration(pair.blocked_ns), f"{pair.times:,}")
             for pair in summary.blocks[:_MOST_MATRIX]
         ],
-        "shards": [_shard_row(shard) for shard in summary.shards],
+        "shards": [shard_cells(shard) for shard in summary.shards],
         "bytes": [
             (worker.worker, size(worker.pushed_bytes), size(worker.pulled_bytes), worker.resent)
             for worker in summary.workers
@@ -156,19 +154,6 @@ def _matrix(summary: TogetherSummary) -> dict[str, Any] | None:
         ]
         rows.append((worker, cells))
     return {"workers": workers, "rows": rows}
-
-
-def _shard_row(shard: ShardLoad) -> tuple[str, ...]:
-    return (
-        str(shard.shard),
-        "-" if shard.size_bytes is None else size(shard.size_bytes),
-        f"{shard.updates:,}",
-        f"{shard.pulls:,}",
-        percent(shard.busy_share),
-        "-" if shard.mean_queue is None else significant(shard.mean_queue),
-        "-" if shard.largest_queue is None else str(shard.largest_queue),
-        "-" if shard.mean_wait_ms is None else milliseconds(shard.mean_wait_ms),
-    )
 
 
 def _faults(summary: TogetherSummary) -> list[str]:

@@ -34,8 +34,6 @@ from stepscope.verify.trials import Loss, losses_of, read_trial
 if TYPE_CHECKING:
     Curve = Sequence[tuple[int, float]]
 
-# The tune's own page: report.html in its folder, and the section in the report of its baseline.
-
 REPORT = "report.html"
 STYLES = ("report.css", "tune.css")
 
@@ -341,9 +339,6 @@ def _number(loss: Loss) -> float:
         return loss.value
     except (ValueError, OverflowError):  # the file was damaged
         return math.nan
-
-
-# What `stepscope tune` measured for this run's command.
 
 
 def tune_pane(report: ReportData) -> TuneView | None:

@@ -1,0 +1,1 @@
+"""Findings about ranks that work together: collectives, stragglers, NCCL, the parameter server."""

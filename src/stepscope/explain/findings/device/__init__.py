@@ -1,0 +1,1 @@
+"""Findings about the device's kernels and copies."""

@@ -1,0 +1,1 @@
+"""Findings about the host: launches, Python, threads, other processes, the profiler."""

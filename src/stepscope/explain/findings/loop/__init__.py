@@ -1,0 +1,3 @@
+"""Findings about the training loop around the step: input, stalls, evaluation, checkpoints,
+start-up.
+"""

@@ -1,0 +1,1 @@
+"""Other kernels for the same operators."""

@@ -1,0 +1,1 @@
+"""How DistributedDataParallel exchanges gradients and buffers."""

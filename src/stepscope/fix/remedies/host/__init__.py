@@ -1,0 +1,1 @@
+"""The host's threads, cores, allocator and arithmetic."""

@@ -1,0 +1,1 @@
+"""Batches that are ready when the training asks for them."""

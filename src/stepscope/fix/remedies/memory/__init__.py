@@ -1,0 +1,1 @@
+"""Fewer bytes on the device."""
