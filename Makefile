@@ -11,12 +11,13 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers house lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
+.PHONY: help demo test test-all lint types imports page tests test-slow test-launchers launchers house lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
 	bench-capture bench-predict bench-tune vscode clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
-	@echo "make test    lint, types, import contract, the page's scripts, all tests"
+	@echo "make test    lint, types, import contract, the page's scripts, all but the longest tests"
+	@echo "make test-all  the same with the longest tests"
 	@echo "make test-slow  variants that the ordinary tests leave out"
 	@echo "make test-launchers  Slurm, mpirun and other launchers, those that this machine has"
 	@echo "make launchers  install accelerate, transformers, lightning, Ray Train and DeepSpeed"
@@ -40,7 +41,11 @@ help:
 demo: $(VENV)/installed
 	$(BIN)/stepscope demo
 
+test: SELECTED = -m "not slow and not launchers and not long"
 test: $(VENV)/installed lint types imports page tests
+
+# With the tests of tests/long_tests.py.
+test-all: $(VENV)/installed lint types imports page tests
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check src tests benchmarks docs/learn/scripts docs/generate docs/pictures.py
@@ -63,9 +68,9 @@ page:
 # Some tests measure real trainings, and neighbours take their cores: what failed beside others is
 # run once more, alone. What fails alone is wrong.
 tests: $(VENV)/installed
-	$(BIN)/pytest -n 2 --dist worksteal || \
+	$(BIN)/pytest -n 2 --dist worksteal $(SELECTED) || \
 		{ echo "tests: those that failed, once more, alone"; \
-		$(BIN)/pytest --last-failed --last-failed-no-failures none; }
+		$(BIN)/pytest --last-failed --last-failed-no-failures none $(SELECTED); }
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m slow

@@ -15,6 +15,7 @@ from browsing import browser as browser
 from browsing import visit as visit
 from few_variants import is_one_of
 from layouts import packed, text_of
+from long_tests import LONG
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
 
 if TYPE_CHECKING:
@@ -146,7 +147,10 @@ def write_trace(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `few(N)`, N variants run by default, evenly spread; the others are slow."""
+    """Mark the tests of long_tests.py, and of a test marked `few(N)` all but N variants as slow."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix() in LONG:
+            item.add_marker(pytest.mark.long)
     variants: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("few"):

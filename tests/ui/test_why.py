@@ -141,7 +141,7 @@ def test_pages_of_an_installed_package_are_read_first(
     shipped = tmp_path / "pages/findings"
     shipped.mkdir(parents=True)
     (shipped / "healthy.md").write_text("# healthy\nshipped\n")
-    monkeypatch.setattr(finding_pages, "__file__", str(tmp_path / "finding_pages.py"))
+    monkeypatch.setattr(finding_pages, "__file__", str(tmp_path / "cli/why.py"))
     for cached in (finding_pages._folder, finding_pages._raw, finding_pages._rows):
         cached.cache_clear()
     try:
