@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import json
 import subprocess
 import sys
@@ -77,9 +78,13 @@ def files(folder: Path) -> list[Path]:
 def trees() -> dict[str, ast.Module]:
     """Return the syntax tree of every module, by the module's name."""
     found = {}
-    for file in files(SOURCE):
-        parts = ("stepscope", *file.relative_to(SOURCE).with_suffix("").parts)
-        found[".".join(parts).removesuffix(".__init__")] = ast.parse(file.read_text())
+    gc.disable()  # Python 3.11 fails in ast.parse if a finalizer of somebody else runs in it
+    try:
+        for file in files(SOURCE):
+            parts = ("stepscope", *file.relative_to(SOURCE).with_suffix("").parts)
+            found[".".join(parts).removesuffix(".__init__")] = ast.parse(file.read_text())
+    finally:
+        gc.enable()
     return found
 
 

@@ -12,6 +12,7 @@ import random
 import selectors
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,12 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run it in a thread: a browser that other tests opened keeps an event loop running here."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_run_to_the_end, main).result()
+
+
+def _run_to_the_end(main: Coroutine[Any, Any, Any]) -> Any:
     selector = _JumpingSelector()
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: selector.now  # type: ignore[method-assign]
