@@ -11,7 +11,7 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all lint types imports page tests test-slow test-launchers launchers house lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
+.PHONY: help demo test test-all test-long lint types imports page tests test-slow test-launchers launchers house lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
 	bench-capture bench-predict bench-tune vscode clean
 
 help:
@@ -41,11 +41,10 @@ help:
 demo: $(VENV)/installed
 	$(BIN)/stepscope demo
 
-test: SELECTED = -m "not slow and not launchers and not long"
 test: $(VENV)/installed lint types imports page tests
 
-# With the tests of tests/long_tests.py.
-test-all: $(VENV)/installed lint types imports page tests
+# `make test`, and then the files of tests/long_tests.py.
+test-all: test test-long
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check src tests benchmarks docs/learn/scripts docs/generate docs/pictures.py
@@ -67,10 +66,13 @@ page:
 
 # Some tests measure real trainings, and neighbours take their cores: what failed beside others is
 # run once more, alone. What fails alone is wrong.
-tests: $(VENV)/installed
-	$(BIN)/pytest -n 2 --dist worksteal $(SELECTED) || \
+ORDINARY = not slow and not launchers
+tests: SELECTED = $(ORDINARY) and not long
+test-long: SELECTED = $(ORDINARY) and long
+tests test-long: $(VENV)/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m "$(SELECTED)" || \
 		{ echo "tests: those that failed, once more, alone"; \
-		$(BIN)/pytest --last-failed --last-failed-no-failures none $(SELECTED); }
+		$(BIN)/pytest --last-failed --last-failed-no-failures none -m "$(SELECTED)"; }
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m slow

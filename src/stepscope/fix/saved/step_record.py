@@ -157,9 +157,10 @@ class StepRecord:
 
 # The names of encodings, as plans write them: a word, then what it needs to know.
 #
-# bits | two-valued | window 2,2/2,2/0,0/1,1/8,8 | sparse 0.51 | narrow uint8 hold a value sign |
-# shape | above 0 | within -1.0 1.0 | ... for one consumer bf16 | fp16 | fp8-e4m3 | fp8-e5m2 | 4-bit
-# lossy offload 12 40 in host memory
+#     bits | two-valued | window 2,2/2,2/0,0/1,1/8,8 | sparse 0.51 | narrow uint8    hold a value
+#     sign | shape | above 0 | within -1.0 1.0 | ...    for one consumer
+#     bf16 | fp16 | fp8-e4m3 | fp8-e5m2 | 4-bit         lossy
+#     offload 12 40                                     in host memory
 
 LOSSY = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "4-bit")
 OFFLOAD = "offload"
