@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from stepscope.changes import BATCH, OWN_PYTHON
 from stepscope.explain.findings import NO_LOSS, find_in_job, find_in_together, sort_findings
 from stepscope.explain.findings.host import host_bound
 from stepscope.explain.incomplete_ranks import tell_span
@@ -25,7 +26,6 @@ from stepscope.records.hardware import Profile
 from stepscope.records.job import Job
 from stepscope.records.quality import Note
 from stepscope.records.rank import RanksWithoutTrace, RankWithoutTrace
-from stepscope.records.remedies import BATCH, OWN_PYTHON
 from stepscope.records.run import RankRun, WholeRun
 from stepscope.step.timeline import mean_budget, stretched
 from stepscope.text.words import sentence

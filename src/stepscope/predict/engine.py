@@ -18,7 +18,7 @@ from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.declaration import NothingToChange, Outcome, Refused, WrongValue
 from stepscope.predict.stalls import NORMAL_95, describe_stalls, find_stalls, with_longer_steps
 from stepscope.predict.step_context import StepContext, find_parameters, find_rule, read_batch
-from stepscope.predict.whatifs import find_whatif, in_order
+from stepscope.predict.whatifs import find_prediction, in_order, predict_change
 from stepscope.records.hardware import find_device
 from stepscope.records.job import Job
 from stepscope.records.memory import Memory
@@ -136,7 +136,7 @@ class Bench:
     def change(self, trial: Trial, setting: Setting) -> Trial:
         """Make one more change; callers keep to `in_order`."""
         try:
-            outcome = find_whatif(setting.name).apply(trial.context, setting.value)
+            outcome = predict_change(setting.name, trial.context, setting.value)
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
@@ -281,17 +281,17 @@ def _doubt_stalls(before: StepContext, outcome: Outcome) -> StepContext:
 
 def _peak_changes(setting: Setting) -> frozenset[str]:
     """What changes peak memory: JOINED, whose last peak counts all, or this what-if by its name."""
-    whatif = find_whatif(setting.name)
-    if whatif.joins_peak or (whatif.shares_batch and whatif.shares_batch(setting.value)):
+    change = find_prediction(setting.name)
+    if change.joins_peak or (change.shares_batch and change.shares_batch(setting.value)):
         return frozenset({JOINED})
-    return frozenset() if whatif.keeps_peak else frozenset({setting.name})
+    return frozenset() if change.keeps_peak else frozenset({setting.name})
 
 
 def _ceilings_doubt(trial: Trial) -> tuple[str, ...]:
     """A note if the prediction was priced with ceilings that may be too low."""
     ceilings = trial.context.ceilings
     doubt = ceilings.doubt if ceilings else ""
-    priced = any(find_whatif(setting.name).needs_ceilings for setting in trial.applied)
+    priced = any(find_prediction(setting.name).needs_ceilings for setting in trial.applied)
     return (doubt,) if doubt and priced else ()
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from stepscope.changes import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 from stepscope.explain.findings.evidence import JobEvidence, NcclEvidence
 from stepscope.records.explanation import SEVERITIES, Finding
 from stepscope.records.job import Job
-from stepscope.records.remedies import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence

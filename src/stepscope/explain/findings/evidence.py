@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.host_calls import place_of, user_frames
 from stepscope.explain.roofline import MOST, which_call
-from stepscope.records import explanation, remedies
+from stepscope.records import explanation
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place, Remedy, Severity
 from stepscope.records.hardware import Efficiency, Spot

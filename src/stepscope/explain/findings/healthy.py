@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import looked
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.run import RankRun
 from stepscope.text.figures import milliseconds, percent, rate

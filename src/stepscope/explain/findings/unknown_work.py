@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.text.figures import percent
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.parameter_server import name_blockers
-from stepscope.records import remedies
 from stepscope.records.change_values import Consistency
 from stepscope.records.explanation import Remedy
 from stepscope.records.parameter_server import Straggling, TogetherSummary

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.strategies.data_parallel import FORWARD
-from stepscope.records import remedies, strategies
+from stepscope.records import strategies
 from stepscope.records.explanation import Place
 from stepscope.records.strategies import RankDataParallel
 from stepscope.records.trace import HostKind

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies, strategies
+from stepscope.records import strategies
 from stepscope.records.explanation import Collective, Remedy
 from stepscope.records.strategies import RankStrategy
 from stepscope.text.figures import milliseconds, percent, size

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.trace import HostKind
 from stepscope.step import intervals
 from stepscope.step.work import rows_named, spans_of

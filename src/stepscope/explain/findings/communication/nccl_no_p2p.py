@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import NcclEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl_groups import (
@@ -12,7 +13,6 @@ from stepscope.explain.nccl_groups import (
     quote_facts,
     select_links,
 )
-from stepscope.records import remedies
 from stepscope.text.words import counted
 
 

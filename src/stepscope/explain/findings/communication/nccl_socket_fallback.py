@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import NcclEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl_groups import (
@@ -15,7 +16,6 @@ from stepscope.explain.nccl_groups import (
     quote_facts,
     select_links,
 )
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy, Severity
 from stepscope.records.nccl import SOCKET, NcclLog
 

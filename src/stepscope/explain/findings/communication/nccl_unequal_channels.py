@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import NcclEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl_groups import SHOWN, Member, count_rest, named_ranges
-from stepscope.records import remedies
 from stepscope.records.explanation import Place
 from stepscope.records.nccl import NcclLink
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import NcclEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl_groups import DIGITS, SHOWN, count_rest
-from stepscope.records import remedies
 from stepscope.records.explanation import Place
 from stepscope.records.nccl import NcclLog, NcclWarning
 from stepscope.text.words import counted

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.job.rank_part import train_apart
-from stepscope.records import remedies
 from stepscope.records.explanation import Severity
 from stepscope.records.job import Membership
 from stepscope.text.figures import size

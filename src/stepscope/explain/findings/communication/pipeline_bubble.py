@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, JobEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.strategies.join import bound
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.strategies import Pipeline, Stage
 from stepscope.text.figures import factor, milliseconds, percent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.text.figures import milliseconds, percent, significant
 from stepscope.text.words import counted
 

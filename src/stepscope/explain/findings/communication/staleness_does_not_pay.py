@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import HIGH
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.parameter_server import describe_staleness, name_blockers
-from stepscope.records import remedies
 from stepscope.records.parameter_server import TogetherSummary
 
 

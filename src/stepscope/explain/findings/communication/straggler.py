@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.job import Cause, Job, Straggler
 from stepscope.text.figures import factor, milliseconds, percent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.compiled import BreakCost
 from stepscope.records.explanation import Place
 from stepscope.text.figures import milliseconds

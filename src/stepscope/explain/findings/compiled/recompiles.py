@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     RankEvidence,
     cost_lines,
@@ -14,7 +15,6 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.host_calls import is_library_frame
-from stepscope.records import remedies
 from stepscope.records.compiled import CompiledWork, FailedGuard, Recompiled
 from stepscope.records.explanation import Place, Remedy, Severity
 from stepscope.records.run import RankRun

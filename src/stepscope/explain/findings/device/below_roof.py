@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import LOW, MEDIUM, RankEvidence, spot_words
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.hardware import Spot
 from stepscope.text.figures import milliseconds, percent

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.kernels import by_operator, callers
-from stepscope.records import remedies
 from stepscope.records.explanation import Place
 from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Spot
 from stepscope.text.figures import percent, rate, significant

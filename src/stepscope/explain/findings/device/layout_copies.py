@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.kernels import Launched, by_kernel, by_operator, callers
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step.call_tree import group, sum_by

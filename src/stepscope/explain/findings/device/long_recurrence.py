@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.recurrences import (
@@ -16,7 +17,6 @@ from stepscope.explain.recurrences import (
     find_recurrences,
     owners,
 )
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.hardware import find_device
 from stepscope.records.scan_costs import LARGEST_SIZE, gpu_scan_pays

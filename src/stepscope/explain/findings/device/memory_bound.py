@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     RankEvidence,
@@ -17,7 +18,6 @@ from stepscope.explain.findings.evidence import (
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.flops.call import read_name
 from stepscope.explain.kernels import Launched, by_kernel, by_operator, callers
-from stepscope.records import remedies
 from stepscope.records.hardware import Efficiency, Spot
 from stepscope.step.cuda_graphs import find_replayed
 from stepscope.step.work import Kind

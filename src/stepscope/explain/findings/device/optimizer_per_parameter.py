@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.kernels import Launched, by_operator
-from stepscope.records import remedies
 from stepscope.step.call_tree import group
 from stepscope.step.phases import in_optimizer_step
 from stepscope.text.figures import duration, milliseconds, percent, significant

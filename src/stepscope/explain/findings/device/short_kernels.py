@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.kernels import SHORT_KERNEL_NS
-from stepscope.records import remedies
 from stepscope.records.trace import DeviceKind
 from stepscope.step.cuda_graphs import find_replayed
 from stepscope.text.figures import duration, percent

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import CpuUse, Product, disturbed
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.roofline import MOST, shape_words
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.rank_facts import HostLoad
 from stepscope.text.figures import duration, percent, rate

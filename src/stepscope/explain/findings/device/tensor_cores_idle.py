@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.roofline import MOST, shape_words
-from stepscope.records import remedies
 from stepscope.records.hardware import Efficiency, Spot
 from stepscope.text.figures import percent, rate
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import CpuUse, looked
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.text.figures import duration, percent, significant
 
 _SPINNING = 1.4  # cores kept busy by operators that threads cannot share

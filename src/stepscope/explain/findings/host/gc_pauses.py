@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     cost_lines,
     costly_stall,
@@ -11,7 +12,6 @@ from stepscope.explain.findings.evidence import (
     typical_wait,
 )
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.run import RankRun
 
 

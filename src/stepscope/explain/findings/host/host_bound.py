@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import looked
 from stepscope.explain.findings.evidence import LOW, RankEvidence, places
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES, Place, Remedy
 from stepscope.records.rank_facts import PlainSteps
 from stepscope.records.run import OwnLine, OwnPython, StepTimes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, places
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.step.cuda_graphs import find_gaps_in_replays
 from stepscope.text.figures import duration, percent

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import is_beside_others, looked, lost_to_others, threads_take_part
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.rank_facts import PlainSteps
 from stepscope.text.figures import percent, significant
 from stepscope.text.words import counted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import (
     CpuUse,
     free_threads,
@@ -13,7 +14,6 @@ from stepscope.explain.cpu_use import (
 )
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.rank_facts import HostLoad, PlainSteps
 from stepscope.text.figures import percent, significant

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import LONG_NS, free_threads, idle_cores, looked, speedup
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.rank_facts import HostLoad
 from stepscope.text.figures import percent, significant
 from stepscope.text.words import counted

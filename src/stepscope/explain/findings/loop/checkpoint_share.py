@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import beside_steps, from_run, wanted_work_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.run import RankRun
 from stepscope.text.figures import percent
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stepscope import changes as remedies
+from stepscope.changes.change import Change
 from stepscope.explain.findings.evidence import beside_steps, from_run, wanted_work_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
-from stepscope.records.remedies import KnownRemedy
 from stepscope.records.run import WITHOUT_GRADIENTS, RankRun, StallCause
 from stepscope.text.figures import percent
 
@@ -15,7 +15,7 @@ from stepscope.text.figures import percent
 class _Words(NamedTuple):
     title: str
     subject: str
-    remedies: tuple[KnownRemedy, ...]
+    remedies: tuple[Change, ...]
 
 
 _WORDS: dict[StallCause, _Words] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     cost_lines,
@@ -13,7 +14,6 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.findings.loop.periodic_stall import CAUSES, offer_for_line
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.run import RankRun, StallCause
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     RankEvidence,
@@ -12,7 +13,6 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.host_calls import is_library_frame
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.run import RankRun, Stall, StallCause
 

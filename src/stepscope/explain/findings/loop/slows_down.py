@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, from_run, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Place, Remedy
 from stepscope.records.run import CORE_WAIT, LevelChange, RankRun, Trend
 from stepscope.text.figures import factor, milliseconds, percent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     account_part,
     as_short_run,
@@ -9,7 +10,6 @@ from stepscope.explain.findings.evidence import (
     length_severity,
 )
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
 from stepscope.records.run import AccountPart, RankRun
 from stepscope.text.figures import duration, percent

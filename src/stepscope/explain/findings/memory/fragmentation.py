@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import from_memory
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.memory import Fragmentation, Memory
 from stepscope.text.figures import percent, size
 from stepscope.text.words import counted

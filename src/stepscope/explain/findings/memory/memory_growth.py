@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import Remedy, Severity
 from stepscope.records.run import MemoryGrowth, RankRun
 from stepscope.text.figures import percent, size

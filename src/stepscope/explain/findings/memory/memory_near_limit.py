@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import from_memory
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.memory.theory import between_words, biggest, held_words
-from stepscope.records import remedies
 from stepscope.records.explanation import Place
 from stepscope.records.memory import Memory, OutOfMemory
 from stepscope.text.figures import percent, size

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity, spot_words
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.text.figures import percent
 
 
