@@ -42,7 +42,6 @@ def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
     return middle
 
 
-NORMAL_95 = 1.959964  # standard deviations on either side that hold 95%
 OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 
 

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.quality import MAX_MS
-from stepscope.step.statistics import NORMAL_95
 from stepscope.verify.spread import (
     MOST_STEPS,
     Spread,
@@ -33,7 +33,7 @@ FEW = 8  # with fewer steps on a side, order statistics say nothing: assume a no
 _MEDIAN_OVER_MEAN = 1.2  # spread of a few values' median over that of their mean
 _TAIL = (1 - CONFIDENCE) / 2
 _WIDTHS_COUNT = 0.75
-_ONE_OF_TWO = NORMAL_95 / math.sqrt(2)  # deviations of each side, of two equal ones
+_ONE_OF_TWO = NORMAL_95_PRECISE / math.sqrt(2)  # deviations of each side, of two equal ones
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ import numpy as np
 
 from stepscope.explain.flops.call import (
     FP32,
-    ITEM_BYTES,
     MATMUL_LIKE,
     OTHER,
     PREFIX,
@@ -39,6 +38,7 @@ from stepscope.explain.flops.prices import (
     price,
     summable,
 )
+from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.call_tree import children_sum, distinct_counts, enclosing, group
@@ -379,7 +379,7 @@ def _in_name(name: str) -> int:
     if match := _OPAQUE.search(name):
         return int(match[1])
     match = _TYPED.search(name)
-    return ITEM_BYTES[match[1]] if match else UNKNOWN
+    return PROFILER_BYTES[match[1]] if match else UNKNOWN
 
 
 def _around(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
@@ -405,7 +405,7 @@ def _first_size(text: str) -> int:
         dtypes = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return UNKNOWN
-    known = (ITEM_BYTES.get(dtype, UNKNOWN) for dtype in dtypes if isinstance(dtype, str))
+    known = (PROFILER_BYTES.get(dtype, UNKNOWN) for dtype in dtypes if isinstance(dtype, str))
     return next((size for size in known if size != UNKNOWN), UNKNOWN)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.records.compiled import GRAPH_VIEWS, GraphKernel, GraphOperator
+from stepscope.records.dtypes import NAME_BYTES
 from stepscope.trace.run_folder.graph_text import (
     placeholders,
     read_graph,
@@ -303,12 +304,6 @@ class _Join:
 
 # The code that Inductor wrote for a graph: the kernels it calls, and the tensors of each call.
 
-_ITEM_BYTES = {
-    **dict.fromkeys(("float64", "int64", "complex64"), 8),
-    **dict.fromkeys(("float32", "int32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-}
 _ALLOCATED = re.compile(
     r"^\s*(\w+) = empty_strided\w*\(\(([\d, ]*)\), \([^)]*\), (?:device='[^']*', dtype=)?"
     r"torch\.(\w+)"
@@ -506,4 +501,4 @@ def _operator(name: str) -> str | None:
 
 def _bytes(dims: str, dtype: str) -> int:
     numbers = [int(word) for word in dims.split(",") if word.strip()]
-    return math.prod(numbers) * _ITEM_BYTES.get(dtype, 0)
+    return math.prod(numbers) * NAME_BYTES.get(dtype, 0)
