@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.change_values import Consistency
     from stepscope.records.quality import Note
 

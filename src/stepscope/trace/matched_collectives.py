@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.job import KINDS, SYNCHRONISING, CollectiveCalls, Group, RankPart
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Flags, Int8, Int32, Int64
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Flags, Int8, Int32, Int64
-
-    _Member = tuple[int, int, Group]  # part, its code for the group, the group
+_Member = tuple[int, int, Group]  # part, its code for the group, the group
 
 SYNCHRONISING_CODES = tuple(code for code, kind in enumerate(KINDS) if kind in SYNCHRONISING)
 _ALL_TO_ALL = KINDS.index("all_to_all")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.quality import MAX_MS
 from stepscope.verify.spread import (
     MOST_STEPS,
+    Floats,
     Spread,
     correlation_times,
     normal_quantile,
@@ -23,9 +24,6 @@ from stepscope.verify.spread import (
     resolution,
     student_quantile,
 )
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
 
 CONFIDENCE = 0.95
 POWER = 0.8  # how often the smallest detectable change is found

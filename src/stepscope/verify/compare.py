@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.prediction import StepBasis
 from stepscope.text.figures import milliseconds, unsigned_percent
 from stepscope.text.words import counted
+from stepscope.trace.files import Progress
 from stepscope.verify.change import (
     CONFIDENCE,
     FEW,
@@ -56,15 +57,11 @@ from stepscope.verify.runs import (
     find_steady_steps,
     profiled_run,
 )
-from stepscope.verify.spread import normal_quantile, quantile_spread
+from stepscope.verify.spread import Floats, normal_quantile, quantile_spread
 from stepscope.verify.steady import drift
 from stepscope.verify.traits import SHAPES, describe_workload, differences
 
-if TYPE_CHECKING:
-    from stepscope.trace.files import Progress
-    from stepscope.verify.spread import Floats
-
-    Explain = Callable[[str], Explanation]
+Explain = Callable[[str], Explanation]
 
 _SURER = 1.31  # a 99% interval's reach over that of a 95% one
 _PERCENTS = np.arange(101) / 100

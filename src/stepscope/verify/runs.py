@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.whole_run.rank_run import explain_run
@@ -20,7 +21,7 @@ from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.explanation import Explanation
 from stepscope.records.folders import STEPS_FILE
 from stepscope.records.quality import Ranks
-from stepscope.records.rank import StepColumns
+from stepscope.records.rank import StepColumns, StepFlags
 from stepscope.records.run import STALL_CAUSES, RankRun, Stall
 from stepscope.trace.decode import NotJsonError, Oddities, brief, decode, read_record
 from stepscope.trace.files import (
@@ -38,10 +39,7 @@ from stepscope.trace.run_folder.run_state import read_origin
 from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.comparison import StepsAre
-    from stepscope.records.rank import StepFlags
     from stepscope.verify.spread import Floats
 
     StepTimes = NDArray[np.float64]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.verify.change import median_ratio
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
+from stepscope.verify.spread import Floats
 
 # Which steps count: the first ones of a run are often warm-up.
 #

@@ -12,17 +12,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.verify.change import Estimate, mean_ratio, mean_step, widen_for_starts
+from stepscope.verify.spread import Floats
 from stepscope.verify.steady import without_pauses
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
 
 ROUNDS = 20
 FEWEST_ROUNDS = 5

@@ -13,16 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.quality import MAX_RANKS, Note
 from stepscope.records.trace import (
     ABSENT,
     CollectiveArgs,
+    Columns,
     Device,
     DeviceEvents,
     DeviceKind,
+    Flags,
     HostEvents,
     HostKind,
+    Int8,
+    Int32,
+    Int64,
     MemoryEvents,
     Thread,
     Trace,
@@ -48,9 +54,6 @@ from stepscope.trace.formats.plausible_values import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Columns, Flags, Int8, Int32, Int64
     from stepscope.trace.formats.decode_events import Losses
 
 # Decoded events -> growing columns. The only place that loops over event objects.

@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.quality import MAX_EVENT_BYTES
-from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Int32, Int64
 from stepscope.trace import links
 from stepscope.trace.formats.columns import Codes, Collector
 from stepscope.trace.formats.decode_events import Losses
@@ -25,11 +26,6 @@ from stepscope.trace.formats.plausible_values import (
     is_whole,
 )
 from stepscope.trace.formats.sqlite import ANY, TIMES, Database, TableRows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Int32, Int64
 
 LATEST_NS = LIMIT_NS // 2  # still a time after the session's start was added
 _CUPTI = "CUPTI_ACTIVITY_KIND_"

@@ -7,28 +7,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.quality import MAX_EVENT_BYTES, replace_invalid
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Flags, Int8, Int64
 from stepscope.text import figures
 from stepscope.trace.files import is_pickle, read_head, reading
 from stepscope.trace.formats.plain_pickle import load_plain
 from stepscope.trace.formats.plausible_values import OddValues
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Flags, Int8, Int64
-
-    Dicts = list[dict[str, Any]]
-    Place = Callable[[int], str]
-    Frame = tuple[str, int, str]
+Dicts = list[dict[str, Any]]
+Place = Callable[[int], str]
+Frame = tuple[str, int, str]
 
 #     {"segments": [{"address", "total_size", "device", "blocks": [{"size", "state", "frames"}]}],
 #      "device_traces": [[{"action", "addr", "size", "time_us", "frames"}]]}

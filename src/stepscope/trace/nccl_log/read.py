@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec import convert
 
@@ -26,15 +26,12 @@ from stepscope.records.nccl import (
     Ring,
     Tree,
 )
-from stepscope.trace.files import ByteSource
+from stepscope.trace.files import ByteSource, Progress
 from stepscope.trace.nccl_log import lines as forms
 from stepscope.trace.nccl_log.lines import CHOICE, NET, OWN_KERNEL, split_lines, to_text
 
-if TYPE_CHECKING:
-    from stepscope.trace.files import Progress
-
-    _LinkKey = tuple[int, int | None, int, str]
-    _Chosen = tuple[str | None, int, str, str, int | None, int | None]
+_LinkKey = tuple[int, int | None, int, str]
+_Chosen = tuple[str | None, int, str, str, int | None, int | None]
 
 _MOST_WARNINGS = 512
 _MOST_FACTS = 64

@@ -10,10 +10,10 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
 from stepscope.records.folders import STEPS_FILE, ProcessIdentity, State, part_number, process_state
@@ -26,10 +26,7 @@ from stepscope.trace.run_folder.run_state import RUN, is_run_folder
 from stepscope.trace.run_folder.run_times import read_run_times, stamp_of
 from stepscope.trace.run_folder.step_files import STEP_LINE_FIELDS, StepLine, read_part, step_rows
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 # Follow a rank's steps while the job writes them: each line is read once, and memory is bounded.
 #

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,16 +41,13 @@ from stepscope.records.quality import (
     StampNs,
     StepNumber,
 )
-from stepscope.records.rank import ALL_PHASES, StepColumns
+from stepscope.records.rank import ALL_PHASES, Ints, StepColumns, StepFlags
 from stepscope.text import figures
 from stepscope.text.words import counted
 from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record, read_row_batches
 from stepscope.trace.files import LineFile, list_folder, read_whole
 
-if TYPE_CHECKING:
-    from stepscope.records.rank import Ints, StepFlags
-
-    Chunk = dict[str, Ints]
+Chunk = dict[str, Ints]
 
 MAX_STEPS = 20_000_000  # lines of steps.jsonl; those of older captures are not packed
 MAX_STEPS_BYTES = 8 << 30
