@@ -47,7 +47,7 @@ from stepscope.fix.server.messages import (
     StillHere,
     TakeCheckpoint,
 )
-from stepscope.records.server_log import CheckpointCut, ClockClosed, MemberChange
+from stepscope.records.folders import CheckpointCut, ClockClosed, MemberChange
 
 if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot

@@ -22,7 +22,7 @@ from stepscope.fix.server.messages import (
     Stale,
     Unreachable,
 )
-from stepscope.records.server_log import LostUpdates, ServerEvent, ShardRestored, member_name
+from stepscope.records.folders import LostUpdates, ServerEvent, ShardRestored, member_name
 
 if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot

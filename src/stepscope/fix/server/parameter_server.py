@@ -43,7 +43,7 @@ from stepscope.fix.server.shard_state import (
 )
 from stepscope.fix.server.worker import Worker
 from stepscope.records.change_values import Consistency
-from stepscope.records.server_log import CheckpointCut, ServerFacts, ShardFacts
+from stepscope.records.folders import CheckpointCut, ServerFacts, ShardFacts
 
 # An ordinary training loop as a worker: its optimizer's step goes to the server.
 

@@ -41,7 +41,7 @@ from stepscope.fix.server.messages import (
     unflatten,
 )
 from stepscope.fix.server.ray_actors import EventLog, RayNetwork, ServerSetup
-from stepscope.records.server_log import Pull, Push, ServerEvent, worker_file
+from stepscope.records.folders import Pull, Push, ServerEvent, worker_file
 
 if TYPE_CHECKING:
     from stepscope.records.change_values import Consistency

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.records.comparison import TuneResult
 from stepscope.records.job import SimilarRuns
 from stepscope.records.run import RunOrigin
-from stepscope.records.tuning import TuneResult
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
 from stepscope.trace.files import is_folder, list_folder, may_exist, read_whole
