@@ -242,14 +242,14 @@ def node_name() -> str:
 # What a parameter server's workers and shards write into the run folder.
 #
 #     <run>/together/
-#         server.json                          one ServerFacts
-#         worker-00003-0.jsonl                 rank 3, its first life: Pull, Push
-#         shard-0000-1.jsonl                   shard 0, its first actor: UpdateApplied, PullServed
-#         shard-0000-2.jsonl                   its second actor: a backup, or who took over
-#         coordinator.jsonl                    MemberChange, ClockClosed, CheckpointCut, ShardRestored
+#       server.json                          one ServerFacts
+#       worker-00003-0.jsonl                 rank 3, its first life: Pull, Push
+#       shard-0000-1.jsonl                   shard 0, its first actor: UpdateApplied, PullServed
+#       shard-0000-2.jsonl                   its second actor: a backup, or who took over
+#       coordinator.jsonl                    MemberChange, ClockClosed, CheckpointCut, ShardRestored
 #
-# Every line is one record as a JSON object; its `event` names its type. All times are nanoseconds;
-# `at_unix_ns` is the wall clock of the process that wrote the line, when the thing began. A killed
+# Every line is one record as a JSON object; its `event` names its type. All times are
+# nanoseconds; `at_unix_ns` is the clock of the process that wrote it, as the thing began. A killed
 # process leaves a last line that may be cut off: readers skip it.
 #
 # A worker's *clock* counts its finished pushes: its first pull and push have clock 0. A *member*
