@@ -1,4 +1,5 @@
 """Graphs and code as torch 2.13 prints them, cut down to what matters."""
+# ruff: noqa: E501
 
 from __future__ import annotations
 

@@ -228,8 +228,8 @@ def _change_words(a_ms: float, b_ms: float, change: float, low: float, high: flo
 
 # What `stepscope tune` found, as tune.json holds it, and what one remedy gained when it was tried.
 #
-# Field names are the words of the JSON contract (docs/reference/json.md, `tune --json`). Steps are in
-# milliseconds; null means not known.
+# Field names are the words of the JSON contract (docs/reference/json.md, `tune --json`). Steps are
+# in milliseconds; null means not known.
 
 # Parity of what crashed or trains otherwise, and of what nobody could look at.
 FAILED, NOT_KNOWN = "failed", "not known"
