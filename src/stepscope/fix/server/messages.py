@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, dataclass_transform
 
 import numpy as np
 import torch
@@ -29,8 +29,15 @@ class Unreachable(Exception):  # noqa: N818 - a condition of the network, not a 
         self.dead = dead
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Route:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Message:
+    """A frozen record of keyword arguments."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Route(Message):
     """Where a shard is served, None while it is restored. The epoch grows when another actor takes
     over."""
 
@@ -44,16 +51,14 @@ Routes = dict[int, Route]
 # Worker -> coordinator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Join:
+class Join(Message):
     """`token` is new for each life, and the same when the message is repeated."""
 
     token: str
     rank: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Joined:
+class Joined(Message):
     member: str
     rank: int
     life: int
@@ -63,29 +68,25 @@ class Joined:
     setup: Any  # ServerSetup, for workers that only know the server's name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BeginClock:
+class BeginClock(Message):
     """May this member read at this clock?"""
 
     member: str
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MayRead:
+class MayRead(Message):
     routes: Routes
     waited_for: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotYet:
+class NotYet(Message):
     """Ask again. `waiting_for` is a rank that holds the asker up."""
 
     waiting_for: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishClock:
+class FinishClock(Message):
     """All shards acknowledged this member's push, in these epochs."""
 
     member: str
@@ -93,42 +94,35 @@ class FinishClock:
     epochs: dict[int, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
+class Counted(Message):
     """The push is part of the history; no failure that a replica covers can lose it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendAgain:
+class SendAgain(Message):
     """These shards were restored meanwhile."""
 
     shards: tuple[int, ...]
     routes: Routes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evicted:
+class Evicted(Message):
     """The member was silent for too long, or replaced; it may join again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReachSyncPoint:
+class ReachSyncPoint(Message):
     member: str
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leave:
+class Leave(Message):
     member: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StillHere:
+class StillHere(Message):
     member: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportShard:
+class ReportShard(Message):
     """A shard did not answer. The answer, once it is served again, is a Found."""
 
     shard: int
@@ -136,23 +130,19 @@ class ReportShard:
     dead: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Found(Message):
     routes: Routes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TakeCheckpoint:
+class TakeCheckpoint(Message):
     """One that is being taken answers everybody who asks meanwhile."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadState:
+class ReadState(Message):
     """All parameters, at one cut: the answer is a Cut."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class Cut(Message):
     """`shards` are the snapshots."""
 
     counts: dict[str, int]
@@ -162,8 +152,7 @@ class Cut:
 # Shard -> coordinator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DropBackup:
+class DropBackup(Message):
     """The primary of this epoch cannot reach its backup. Counted, or Stale if it is none."""
 
     shard: int
@@ -174,8 +163,7 @@ class DropBackup:
 # Worker -> shard
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PushGradients:
+class PushGradients(Message):
     """`settings` are the optimizer's numbers (learning rate, ...), one dictionary per group."""
 
     member: str
@@ -184,34 +172,29 @@ class PushGradients:
     settings: tuple[dict[str, Any], ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ack:
+class Ack(Message):
     epoch: int
     missing: tuple[str, ...] = ()  # members of a closed clock whose gradients a failure lost
     count: int | None = None  # of a fenced member: updates that this shard has
     counts: dict[str, int] | None = None  # of all members, if pushes are held
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Busy:
+class Busy(Message):
     """The shard's queue is full."""
 
     queue: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stale:
+class Stale(Message):
     """Another actor serves the shard now."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadParameters:
+class ReadParameters(Message):
     member: str
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Values:
+class Values(Message):
     """`flat` is an array of bytes, or a reference to one in the object store."""
 
     epoch: int
@@ -223,37 +206,32 @@ class Values:
 # Coordinator -> shard. Admit, Fence, CloseClock and BeginCut change its state, as pushes do.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admit:
+class Admit(Message):
     member: str
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fence:
+class Fence(Message):
     """Take no more pushes of this member. Gradients of clocks from `counted` on are dropped."""
 
     member: str
     counted: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CloseClock:
+class CloseClock(Message):
     """Apply the mean of these members' gradients, added up in this order."""
 
     clock: int
     members: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HoldPushes:
+class HoldPushes(Message):
     """Apply no push until this cut begins, which is at once."""
 
     cut: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BeginCut:
+class BeginCut(Message):
     """Keep the state that has exactly these counts of updates."""
 
     cut: int
@@ -263,30 +241,25 @@ class BeginCut:
 Change = PushGradients | Admit | Fence | CloseClock | BeginCut
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FetchCut:
+class FetchCut(Message):
     cut: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CutAborted:
+class CutAborted(Message):
     """A member of the cut went away before its last update came."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ping:
-    pass
+class Ping(Message):
+    """Any answer shows that the actor lives."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Promote:
+class Promote(Message):
     """A backup becomes the primary."""
 
     epoch: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AddBackup:
+class AddBackup(Message):
     """Bring this new actor up to date and repeat every change to it from now on."""
 
     backup: str
@@ -296,22 +269,19 @@ class AddBackup:
 # Primary -> backup
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
+class Load(Message):
     epoch: int
     index: int  # of the last change in `snapshot`
     snapshot: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Repeat:
+class Repeat(Message):
     epoch: int
     index: int
     change: Change
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutOfOrder:
+class OutOfOrder(Message):
     """A message that makes sense in no history; its sender has a defect."""
 
     why: str
@@ -361,16 +331,14 @@ class Layout:
                 (
                     one.name,
                     one.shape,
-                    dtype if _is_wider(one.dtype, dtype) else one.dtype,
+                    dtype
+                    if bool(one.dtype.is_floating_point and one.dtype.itemsize > dtype.itemsize)
+                    else one.dtype,
                     one.trained,
                 )
                 for one in self.places
             ]
         )
-
-
-def _is_wider(dtype: Any, than: Any) -> bool:
-    return bool(dtype.is_floating_point and dtype.itemsize > than.itemsize)
 
 
 def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], Any, bool]]) -> Layout:
@@ -417,16 +385,17 @@ def shard_layouts(tensors: Mapping[str, Any], shards: int) -> list[Layout]:
     return [
         lay_out(
             [
-                (name, tuple(tensors[name].shape), tensors[name].dtype, _is_trained(tensors[name]))
+                (
+                    name,
+                    tuple(tensors[name].shape),
+                    tensors[name].dtype,
+                    bool(tensors[name].requires_grad),
+                )
                 for name in names
             ]
         )
         for names in assign(sizes, shards)
     ]
-
-
-def _is_trained(tensor: Any) -> bool:
-    return bool(tensor.requires_grad)
 
 
 def flatten(layout: Layout, tensors: Mapping[str, Any]) -> Any:
@@ -512,10 +481,22 @@ class GradientPacker:
         )
         dense = {index: _dense(gradients[self._layout.places[index].name]) for index in present}
         if self._compression.kind == "top-k":
-            return self._pack_largest(dense)
-        return self._pack_all(dense)
-
-    def _pack_all(self, dense: dict[int, Any]) -> PackedGradients:
+            chosen, values = [], []
+            for index, gradient in dense.items():
+                whole = gradient.reshape(-1).clone()
+                if index in self._left_out:
+                    whole += self._left_out[index]
+                kept = (
+                    max(1, round(self._compression.share * whole.numel())) if whole.numel() else 0
+                )
+                places = torch.topk(whole.abs(), kept, sorted=False).indices.sort().values
+                picked = whole[places]
+                whole[places] = 0
+                self._left_out[index] = whole
+                chosen.append(places.to(torch.int32).cpu().numpy())
+                values.append(picked.cpu().contiguous().view(torch.uint8).numpy())
+            flat = np.concatenate(values) if values else np.zeros(0, np.uint8)
+            return PackedGradients(present=tuple(dense), flat=flat, chosen=tuple(chosen))
         device = next(iter(dense.values())).device if dense else "cpu"
         flat = torch.zeros(self._layout.size_bytes, dtype=torch.uint8, device=device)
         views = list(self._layout.views(flat).values())
@@ -523,52 +504,32 @@ class GradientPacker:
             views[index].copy_(gradient)
         return PackedGradients(present=tuple(dense), flat=flat.cpu().numpy())
 
-    def _pack_largest(self, dense: dict[int, Any]) -> PackedGradients:
-        chosen, values = [], []
-        for index, gradient in dense.items():
-            whole = gradient.reshape(-1).clone()
-            if index in self._left_out:
-                whole += self._left_out[index]
-            kept = max(1, round(self._compression.share * whole.numel())) if whole.numel() else 0
-            places = torch.topk(whole.abs(), kept, sorted=False).indices.sort().values
-            picked = whole[places]
-            whole[places] = 0
-            self._left_out[index] = whole
-            chosen.append(places.to(torch.int32).cpu().numpy())
-            values.append(picked.cpu().contiguous().view(torch.uint8).numpy())
-        flat = np.concatenate(values) if values else np.zeros(0, np.uint8)
-        return PackedGradients(present=tuple(dense), flat=flat, chosen=tuple(chosen))
-
 
 def unpack(compression: Compression, layout: Layout, packed: PackedGradients) -> dict[str, Any]:
     """Gradients by name in the parameters' own types; parameters without one are left out."""
     if packed.chosen is not None:
-        return _unpack_largest(layout, packed)
+        assert packed.chosen is not None
+        gradients, offset = {}, 0
+        for index, chosen in zip(packed.present, packed.chosen, strict=True):
+            place = layout.places[index]
+            size = len(chosen) * place.dtype.itemsize
+            # A copy: in this message no value begins at a multiple of its size.
+            values = (
+                torch.frombuffer(bytearray(packed.flat[offset : offset + size]), dtype=place.dtype)
+                if size
+                else torch.zeros(0, dtype=place.dtype)
+            )
+            whole = torch.zeros(place.elements, dtype=place.dtype)
+            whole[as_tensor(chosen).long()] = values
+            gradients[place.name] = whole.view(place.shape)
+            offset += size
+        return gradients
     travelled = compression.travel_layout(layout)
     views = list(travelled.views(as_tensor(packed.flat)).values())
     return {
         layout.places[index].name: views[index].to(layout.places[index].dtype)
         for index in packed.present
     }
-
-
-def _unpack_largest(layout: Layout, packed: PackedGradients) -> dict[str, Any]:
-    assert packed.chosen is not None
-    gradients, offset = {}, 0
-    for index, chosen in zip(packed.present, packed.chosen, strict=True):
-        place = layout.places[index]
-        size = len(chosen) * place.dtype.itemsize
-        # A copy: in this message no value begins at a multiple of its size.
-        values = (
-            torch.frombuffer(bytearray(packed.flat[offset : offset + size]), dtype=place.dtype)
-            if size
-            else torch.zeros(0, dtype=place.dtype)
-        )
-        whole = torch.zeros(place.elements, dtype=place.dtype)
-        whole[as_tensor(chosen).long()] = values
-        gradients[place.name] = whole.view(place.shape)
-        offset += size
-    return gradients
 
 
 def as_tensor(array: Any) -> Any:

@@ -15,15 +15,9 @@ from typing import Any, Self
 import torch
 
 from stepscope.errors import UsageError
+from stepscope.fix.server import messages as msg
 from stepscope.fix.server.membership import Timing
-from stepscope.fix.server.messages import (
-    Compression,
-    Layout,
-    ReadState,
-    TakeCheckpoint,
-    flatten,
-    shard_layouts,
-)
+from stepscope.fix.server.messages import Compression, Layout, flatten, shard_layouts
 from stepscope.fix.server.ray_actors import (
     NAMESPACE,
     Answering,
@@ -113,7 +107,7 @@ class ServerConnection:
 
     def checkpoint(self) -> CheckpointCut:
         """Save all shards at one cut, while workers go on."""
-        cut: CheckpointCut = self._ask(TakeCheckpoint())
+        cut: CheckpointCut = self._ask(msg.TakeCheckpoint())
         return cut
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -121,7 +115,7 @@ class ServerConnection:
         ray = import_ray()
         setup: ServerSetup = ray.get(self._its_actor().setup.remote())
         state = {}
-        for layout, snapshot in zip(setup.layouts, self._ask(ReadState()).shards, strict=True):
+        for layout, snapshot in zip(setup.layouts, self._ask(msg.ReadState()).shards, strict=True):
             views = layout.views(torch.tensor(snapshot.flat))
             state.update({name: view.clone() for name, view in views.items()})
         return state

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.fix.server import messages as msg
 from stepscope.fix.server.coordinator import Coordinator
 from stepscope.fix.server.membership import Timing
-from stepscope.fix.server.messages import Compression, Layout, Ping, TakeCheckpoint, Unreachable
+from stepscope.fix.server.messages import Compression, Layout
 from stepscope.fix.server.shard import ShardServer
 from stepscope.fix.server.shard_state import OptimizerRecipe, ShardRecipe, ShardSnapshot, save_cut
 from stepscope.records.folders import COORDINATOR_FILE, SERVER_FILE, SERVER_FOLDER
@@ -155,7 +156,7 @@ class CoordinatorActor:
     async def _save(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
-            await self._coordinator.ask(TakeCheckpoint())
+            await self._coordinator.ask(msg.TakeCheckpoint())
 
     # Surroundings of the coordinator
 
@@ -178,14 +179,14 @@ class CoordinatorActor:
             me = self._ray.get_runtime_context().current_actor
             address = actor.remote(self._setup, shard, snapshot, epoch, Answering(me), number)
             try:
-                await self._network.ask(address, Ping(), _START_S)
-            except Unreachable:
+                await self._network.ask(address, msg.Ping(), _START_S)
+            except msg.Unreachable:
                 self._avoid[node] = time.monotonic()
                 self._ray.kill(address)
                 continue
             self._nodes[address] = node
             return f"shard-{shard}-{number}", address
-        raise Unreachable("no machine of the cluster starts a shard")
+        raise msg.Unreachable("no machine of the cluster starts a shard")
 
     def _candidates(self, first: int) -> list[str]:
         nodes = node_ids(self._ray)
@@ -277,13 +278,13 @@ class RayNetwork:
             answer = asyncio.wrap_future(address.ask.remote(message).future())
             return await asyncio.wait_for(answer, timeout_s or _ASK_S)
         except TimeoutError:
-            raise Unreachable("no answer in time") from None
+            raise msg.Unreachable("no answer in time") from None
         except lost.RayTaskError as error:
             raise StepscopeError(f"the parameter server failed: {error}") from None
         except lost.ActorDiedError as error:
-            raise Unreachable(str(error), dead=True) from None
+            raise msg.Unreachable(str(error), dead=True) from None
         except lost.RayError as error:
-            raise Unreachable(str(error)) from None
+            raise msg.Unreachable(str(error)) from None
 
     async def fetch(self, flat: Any) -> Any:
         """Bytes that came with the message, or lie in the object store."""
@@ -292,9 +293,9 @@ class RayNetwork:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(flat.future()), _ASK_S)
         except TimeoutError:
-            raise Unreachable("the object store did not answer in time") from None
+            raise msg.Unreachable("the object store did not answer in time") from None
         except self._ray.exceptions.RayError as error:
-            raise Unreachable(str(error)) from None
+            raise msg.Unreachable(str(error)) from None
 
 
 def node_ids(ray: Any) -> list[str]:
