@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, dataclass_transform
 
@@ -292,20 +292,23 @@ class OutOfOrder(Message):
 _ALIGN_BYTES = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """One parameter and its bytes in the flat message."""
+    """One parameter and where its bytes begin in the flat message."""
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
+    trained: bool
     offset: int
-    size_bytes: int
-    trained: bool = True
 
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.elements * self.dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -324,39 +327,13 @@ class Layout:
             for place in self.places
         }
 
-    def with_dtype(self, dtype: Any) -> Layout:
-        """The same tensors, floating-point numbers wider than `dtype` stored as `dtype`."""
-        return lay_out(
-            [
-                (
-                    one.name,
-                    one.shape,
-                    dtype
-                    if bool(one.dtype.is_floating_point and one.dtype.itemsize > dtype.itemsize)
-                    else one.dtype,
-                    one.trained,
-                )
-                for one in self.places
-            ]
-        )
 
-
-def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], Any, bool]]) -> Layout:
-    """One after another; each begins where any type may begin."""
+def lay_out(tensors: Iterable[tuple[str, tuple[int, ...], Any, bool]]) -> Layout:
+    """Put tensors one after another; each begins where any type may begin."""
     places, offset = [], 0
     for name, shape, dtype, trained in tensors:
-        size = math.prod(shape) * dtype.itemsize
-        places.append(
-            TensorPlace(
-                name=name,
-                shape=tuple(shape),
-                dtype=dtype,
-                offset=offset,
-                size_bytes=size,
-                trained=trained,
-            )
-        )
-        offset += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
+        places.append(TensorPlace(name, tuple(shape), dtype, trained, offset))
+        offset += -(-places[-1].size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
     return Layout(places=tuple(places), size_bytes=offset)
 
 
@@ -382,20 +359,8 @@ def shard_layouts(tensors: Mapping[str, Any], shards: int) -> list[Layout]:
             "one shard for each"
         )
     sizes = {name: one.numel() * one.element_size() for name, one in tensors.items()}
-    return [
-        lay_out(
-            [
-                (
-                    name,
-                    tuple(tensors[name].shape),
-                    tensors[name].dtype,
-                    bool(tensors[name].requires_grad),
-                )
-                for name in names
-            ]
-        )
-        for names in assign(sizes, shards)
-    ]
+    facts = {name: (name, one.shape, one.dtype, one.requires_grad) for name, one in tensors.items()}
+    return [lay_out(facts[name] for name in names) for names in assign(sizes, shards)]
 
 
 def flatten(layout: Layout, tensors: Mapping[str, Any]) -> Any:
@@ -446,7 +411,18 @@ class Compression:
         return f"top-k:{self.share:g}" if self.kind == "top-k" else self.kind
 
     def travel_layout(self, layout: Layout) -> Layout:
-        return layout.with_dtype(torch.bfloat16) if self.kind == "bf16" else layout
+        """Return the layout in which wide floating-point numbers have the type they travel as."""
+        if self.kind != "bf16":
+            return layout
+        half = torch.bfloat16
+        is_wide = {
+            one.dtype: one.dtype.is_floating_point and one.dtype.itemsize > half.itemsize
+            for one in layout.places
+        }
+        return lay_out(
+            (one.name, one.shape, half if is_wide[one.dtype] else one.dtype, one.trained)
+            for one in layout.places
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -474,29 +450,14 @@ class GradientPacker:
 
     def pack(self, gradients: Mapping[str, Any]) -> PackedGradients:
         """Gradients by name; a parameter without one is not in the message."""
-        present = tuple(
-            index
-            for index, place in enumerate(self._layout.places)
-            if gradients.get(place.name) is not None
-        )
-        dense = {index: _dense(gradients[self._layout.places[index].name]) for index in present}
+        dense: dict[int, Any] = {}
+        for index, place in enumerate(self._layout.places):
+            if (gradient := gradients.get(place.name)) is not None:
+                detached = gradient.detach()
+                is_dense = detached.layout == torch.strided
+                dense[index] = detached if is_dense else detached.to_dense()
         if self._compression.kind == "top-k":
-            chosen, values = [], []
-            for index, gradient in dense.items():
-                whole = gradient.reshape(-1).clone()
-                if index in self._left_out:
-                    whole += self._left_out[index]
-                kept = (
-                    max(1, round(self._compression.share * whole.numel())) if whole.numel() else 0
-                )
-                places = torch.topk(whole.abs(), kept, sorted=False).indices.sort().values
-                picked = whole[places]
-                whole[places] = 0
-                self._left_out[index] = whole
-                chosen.append(places.to(torch.int32).cpu().numpy())
-                values.append(picked.cpu().contiguous().view(torch.uint8).numpy())
-            flat = np.concatenate(values) if values else np.zeros(0, np.uint8)
-            return PackedGradients(present=tuple(dense), flat=flat, chosen=tuple(chosen))
+            return self._pack_largest(dense)
         device = next(iter(dense.values())).device if dense else "cpu"
         flat = torch.zeros(self._layout.size_bytes, dtype=torch.uint8, device=device)
         views = list(self._layout.views(flat).values())
@@ -504,24 +465,35 @@ class GradientPacker:
             views[index].copy_(gradient)
         return PackedGradients(present=tuple(dense), flat=flat.cpu().numpy())
 
+    def _pack_largest(self, dense: dict[int, Any]) -> PackedGradients:
+        chosen, values = [], []
+        for index, gradient in dense.items():
+            total = gradient.reshape(-1).clone()
+            if index in self._left_out:
+                total += self._left_out[index]
+            count = max(1, round(self._compression.share * total.numel())) if total.numel() else 0
+            places = torch.topk(total.abs(), count, sorted=False).indices.sort().values
+            picked = total[places]
+            total[places] = 0
+            self._left_out[index] = total
+            chosen.append(places.to(torch.int32).cpu().numpy())
+            values.append(picked.cpu().contiguous().view(torch.uint8).numpy())
+        flat = np.concatenate(values) if values else np.zeros(0, np.uint8)
+        return PackedGradients(present=tuple(dense), flat=flat, chosen=tuple(chosen))
+
 
 def unpack(compression: Compression, layout: Layout, packed: PackedGradients) -> dict[str, Any]:
     """Gradients by name in the parameters' own types; parameters without one are left out."""
     if packed.chosen is not None:
-        assert packed.chosen is not None
         gradients, offset = {}, 0
         for index, chosen in zip(packed.present, packed.chosen, strict=True):
             place = layout.places[index]
             size = len(chosen) * place.dtype.itemsize
-            # A copy: in this message no value begins at a multiple of its size.
-            values = (
-                torch.frombuffer(bytearray(packed.flat[offset : offset + size]), dtype=place.dtype)
-                if size
-                else torch.zeros(0, dtype=place.dtype)
-            )
-            whole = torch.zeros(place.elements, dtype=place.dtype)
-            whole[as_tensor(chosen).long()] = values
-            gradients[place.name] = whole.view(place.shape)
+            total = torch.zeros(place.elements, dtype=place.dtype)
+            if size:  # copied, because no value of this message begins at a multiple of its size
+                part = bytearray(packed.flat[offset : offset + size])
+                total[as_tensor(chosen).long()] = torch.frombuffer(part, dtype=place.dtype)
+            gradients[place.name] = total.view(place.shape)
             offset += size
         return gradients
     travelled = compression.travel_layout(layout)
@@ -537,8 +509,3 @@ def as_tensor(array: Any) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
-
-
-def _dense(gradient: Any) -> Any:
-    whole = gradient.detach()
-    return whole.to_dense() if whole.layout != torch.strided else whole

@@ -55,24 +55,21 @@ class Worker:
         """Take part. `with` does it."""
         try:
             joined = self._loop.run(self._client.join())
-            self._setup = joined.setup
-            self._packers = [
-                GradientPacker(joined.setup.compression, layout) for layout in joined.setup.layouts
-            ]
-            for layout in joined.setup.layouts:
-                for place in layout.places:
-                    here = self._parameters.get(place.name)
-                    if here is None:
-                        raise UsageError(
-                            f"the server holds {place.name}, which this worker's model lacks"
-                        )
-                    if tuple(here.shape) != place.shape or here.dtype != place.dtype:
-                        raise UsageError(
-                            f"{place.name} is {tuple(here.shape)} {here.dtype} in this worker's model and "
-                            f"{place.shape} {place.dtype} on the server"
-                        )
-            deadline_s = joined.setup.timing.worker_deadline_s
-            self._loop.spawn(self._client.stay(deadline_s / 4))
+            setup: ServerSetup = joined.setup
+            self._setup = setup
+            self._packers = [GradientPacker(setup.compression, layout) for layout in setup.layouts]
+            for place in (place for layout in setup.layouts for place in layout.places):
+                here = self._parameters.get(place.name)
+                if here is None:
+                    raise UsageError(
+                        f"the server holds {place.name}, which this worker's model lacks"
+                    )
+                if tuple(here.shape) != place.shape or here.dtype != place.dtype:
+                    raise UsageError(
+                        f"{place.name} is {tuple(here.shape)} {here.dtype} in this worker's "
+                        f"model and {place.shape} {place.dtype} on the server"
+                    )
+            self._loop.spawn(self._client.stay(setup.timing.worker_deadline_s / 4))
         except BaseException:
             self.close()
             raise
@@ -145,13 +142,10 @@ class Worker:
         return self._setup
 
 
-class _WorkerMachine:
+class _WorkerMachine(RayNetwork):
     """What the client needs of the process it runs in."""
 
-    def __init__(self) -> None:
-        network = RayNetwork()
-        self.ask, self.fetch = network.ask, network.fetch
-        self._log: EventLog | None = None
+    _log: EventLog | None = None
 
     def open_log(self, joined: msg.Joined) -> None:
         self.close()
@@ -187,17 +181,16 @@ class _LoopThread:
         if self.closed:
             return
         self.closed = True
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self.run(self._cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    async def _cancel_others(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 # One worker's side of the protocol: join, read, push, and go on after failures.
