@@ -93,12 +93,8 @@ def _round_s(step: Callable[[], object], calls: int, clock: Callable[[], float])
     start = clock()
     for _ in range(calls):
         step()
-    _finish_device()
-    return clock() - start
-
-
-def _finish_device() -> None:
-    """Wait for CUDA, if the step uses it. torch is not imported for this."""
+    # Wait for CUDA, if the step uses it. torch is not imported for this.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    return clock() - start

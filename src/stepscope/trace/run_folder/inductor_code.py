@@ -31,7 +31,12 @@ def read_kernels(graph_text: str, code: str) -> tuple[GraphKernel, ...]:
     inputs = placeholders(graph_text)
     read = read_code(code, inputs)
     operators = read_graph(graph_text)
-    nodes = find_nodes(operators, returned_nodes(graph_text), read)
+    # Of each call; empty where it cannot be told.
+    returned = returned_nodes(graph_text)
+    join = _Join(operators, read)
+    join.match_returned(returned)
+    join.match_libraries()
+    nodes = join.open_loops()
     kernels = []
     before: frozenset[str] = frozenset()  # tensors of the call before, if it is a loop
     for call, its_nodes in zip(read.calls, nodes, strict=True):
@@ -48,16 +53,6 @@ def read_kernels(graph_text: str, code: str) -> tuple[GraphKernel, ...]:
         )
         before = tensors if is_loop else frozenset()
     return tuple(kernels)
-
-
-def find_nodes(
-    operators: Sequence[GraphOperator], returned: Sequence[str], code: InductorCode
-) -> list[tuple[str, ...]]:
-    """Of each call; empty where it cannot be told."""
-    join = _Join(operators, code)
-    join.match_returned(returned)
-    join.match_libraries()
-    return join.open_loops()
 
 
 class _Join:
@@ -191,10 +186,7 @@ class _Join:
             nodes.append(its)
             assigned.update(its)
             written.update((*call.writes, *call.wholes))
-        return self._with_copies(nodes)
-
-    def _with_copies(self, nodes: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """A loop that only copies into another layout works for the call that reads the copy."""
+        # A loop that only copies into another layout works for the call that reads the copy.
         reader = {
             name: number
             for number, call in reversed(list(enumerate(self._code.calls)))
