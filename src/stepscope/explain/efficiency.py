@@ -221,7 +221,13 @@ def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool)
     known = row >= 0
     known[known] = costs.flops[row[known]] >= 0
     if not on_host:
-        known[known] = (costs.answering | _pytorchs(trace))[row[known]]
+        # Host rows that are PyTorch's own operators.
+        host = trace.host
+        operator = host.kind == HostKind.OPERATOR
+        known[known] = (
+            costs.answering
+            | rows_named(trace, host, operator, lambda name: name.startswith("aten::"))
+        )[row[known]]
         known |= _of_kernels(trace, pieces, chosen, lambda kernel: kernel.harmless)
     return int(pieces.dur_ns[chosen[~known]].sum()) / total if total else 0.0
 
@@ -232,13 +238,6 @@ def _of_kernels(
     """Which of the chosen pieces have a kernel whose name matches."""
     among = np.ones(len(chosen), np.bool_)
     return named(trace, pieces.name[chosen], among, lambda name: matches(read_name(name)))
-
-
-def _pytorchs(trace: Trace) -> Bools:
-    """Host rows that are PyTorch's own operators."""
-    host = trace.host
-    operator = host.kind == HostKind.OPERATOR
-    return rows_named(trace, host, operator, lambda name: name.startswith("aten::"))
 
 
 def _notes(analysis: RankAnalysis, rows: Indices, unknown: float) -> Iterator[str]:

@@ -148,21 +148,18 @@ def _from_kernel(
     if kind in _VAGUE and call >= 0:
         kind = kind_of(trace.strings[call])
     if args:
-        group = _find_group(trace, args)
+        # The group that the call names; its ranks from the call, else from the file's
+        # list.
+        listed = _listed_group(trace, args.group)
+        group = Group(
+            name=args.group,
+            description=args.group_description or str(listed.get("pg_desc", "")),
+            size=max(args.group_size, 0) or None,
+            ranks=_integers(args.group_ranks) or tuple(listed.get("ranks") or ()),
+        )
         return _CallFacts(kind, group, size_bytes(args), args.sequence, _peer(args))
     group = _default_group(trace) if call >= 0 else Group(name="")
     return _CallFacts(kind, group, _given_bytes(trace, kind, group, shapes, dtypes))
-
-
-def _find_group(trace: Trace, args: CollectiveArgs) -> Group:
-    """The group that the call names; its ranks from the call, else from the file's list."""
-    listed = _listed_group(trace, args.group)
-    return Group(
-        name=args.group,
-        description=args.group_description or str(listed.get("pg_desc", "")),
-        size=max(args.group_size, 0) or None,
-        ranks=_integers(args.group_ranks) or tuple(listed.get("ranks") or ()),
-    )
 
 
 def _listed_group(trace: Trace, name: str) -> dict[str, Any]:
@@ -195,9 +192,18 @@ def _read_spans(
     known = row >= 0
     names = np.where(known, host.name[np.maximum(row, 0)], host.name[spans])
     lines = folder.comms if folder else ()
-    line = _find_lines(trace, row, lines)
+    # The flight recorder's line that was created during each call.
+    line_of = np.full(len(row), ABSENT, np.intp)
+    created = np.array([line.get("created_ns") or ABSENT for line in lines], np.int64)
+    order = np.argsort(created, kind="stable")
+    called_ns = host.start_ns[np.maximum(row, 0)]
+    ended = called_ns + host.dur_ns[np.maximum(row, 0)]
+    place = np.searchsorted(created[order], called_ns)
+    for i in np.flatnonzero((row >= 0) & (place < len(order))).tolist():
+        if created[order[place[i]]] <= ended[i]:
+            line_of[i] = order[place[i]]
     default = _default_group(trace)
-    columns = np.stack((names, host.shapes[spans], host.dtypes[spans], line), axis=1)
+    columns = np.stack((names, host.shapes[spans], host.dtypes[spans], line_of), axis=1)
     facts = [
         _from_span(trace, name, shapes, dtypes, lines[place] if place >= 0 else None, default)
         for name, shapes, dtypes, place in columns.tolist()
@@ -262,22 +268,6 @@ def count_elements(shape: Any) -> int:
     if any(isinstance(part, list) for part in shape):
         return sum(count_elements(part) for part in shape)
     return math.prod(part for part in shape if isinstance(part, int))
-
-
-def _find_lines(trace: Trace, row: Int32s, lines: tuple[dict[str, Any], ...]) -> Indices:
-    """The flight recorder's line that was created during each call."""
-    line_of = np.full(len(row), ABSENT, np.intp)
-    created = np.array([line.get("created_ns") or ABSENT for line in lines], np.int64)
-    order = np.argsort(created, kind="stable")
-    at = np.maximum(row, 0)
-    called_ns = trace.host.start_ns[at]
-    ended = called_ns + trace.host.dur_ns[at]
-    place = np.searchsorted(created[order], called_ns)
-    for i in np.flatnonzero((row >= 0) & (place < len(order))).tolist():
-        line = int(order[place[i]])
-        if created[line] <= ended[i]:
-            line_of[i] = line
-    return line_of
 
 
 def _from_span(

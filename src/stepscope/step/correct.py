@@ -159,7 +159,13 @@ def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected
             "predicted. Record two or more whole steps (profiler.step() after each, or "
             "`stepscope run`)"
         )
-    fitted, _ = fit_to(graph, _only_the_step(recorded_ns))
+    whole = round(recorded_ns)
+    fitted, _ = fit_to(
+        graph,
+        MeasuredSteps(
+            steps=1, steps_ns=(whole,), step_ns=whole, wall_ns=whole, device_ns=None, phases_ns={}
+        ),
+    )
     spread = float(np.hypot(WITH_SHAPES.spread, UNKNOWN_SPEED))
     return Corrected(
         graph=fitted,
@@ -168,13 +174,6 @@ def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected
         high_ns=recorded_ns,
         basis="profiled",
         spread=spread,
-    )
-
-
-def _only_the_step(ns: float) -> MeasuredSteps:
-    whole = round(ns)
-    return MeasuredSteps(
-        steps=1, steps_ns=(whole,), step_ns=whole, wall_ns=whole, device_ns=None, phases_ns={}
     )
 
 

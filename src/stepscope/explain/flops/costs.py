@@ -336,7 +336,12 @@ def list_bytes(
     item[(item < 0) & (step >= 0)] = parameters.item_bytes
     whole = _whole_lists(trace, step, priced.of[lists], parameters.elements)
     launches = launching_rows(trace, operator)[rows[lists]]
-    whole[~launches & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
+    whole[
+        ~launches
+        & ~np.array([call.name.startswith("aten::_fused_") for call in priced.calls], np.bool_)[
+            priced.of[lists]
+        ]
+    ] = UNKNOWN
     total = elements[lists] + passes[lists] * np.maximum(whole, 0)
     known = (item > 0) & ((passes[lists] == 0) | (whole > 0)) & (moved[lists] >= 0)
     known &= total < LARGEST // np.maximum(item, 1)
@@ -349,10 +354,6 @@ def launching_rows(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool
     launching = np.zeros(len(trace.host), np.bool_)
     launching[operator[operator >= 0]] = True
     return launching
-
-
-def _fused(priced: Signatures) -> NDArray[np.bool_]:
-    return np.array([call.name.startswith("aten::_fused_") for call in priced.calls], np.bool_)
 
 
 def _item_bytes(
@@ -506,10 +507,6 @@ def choose(steps: Steps) -> Chosen:
 def cut(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces:
     if work.on_host:
         return _of_host(trace, costs, chosen)
-    return _of_device(trace, work, costs, chosen)
-
-
-def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces:
     device, rows = trace.device, work.rows
     launch = device.launch[rows]
     linked = launch >= 0

@@ -160,7 +160,9 @@ def _blocks(
     lead = np.zeros(len(evidence), np.int64)
     lead[gathers] = _leads(evidence, gathers, names)
     opening = np.zeros(len(evidence), np.bool_)
-    opening[_first_of_phase(evidence, gathers)] = True
+    # The first gather of each step's forward and backward: no compute could hide it.
+    key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
+    opening[gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]] = True
     calls = np.flatnonzero(mine)
     keys = np.stack((names.code[calls], evidence.kind[calls], evidence.backward[calls]), axis=1)
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
@@ -193,12 +195,6 @@ def _block(
         lead_ns=ahead,
         prefetched=None if ahead is None or opening[at].all() else ahead > 0,
     )
-
-
-def _first_of_phase(evidence: StrategyEvidence, gathers: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The first gather of each step's forward and backward: no compute could hide it."""
-    key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
-    return gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]
 
 
 def _leads(evidence: StrategyEvidence, gathers: NDArray[np.intp], names: _BlockNames) -> Int64:

@@ -254,22 +254,21 @@ def merge_differences(differences: Sequence[StackDifference]) -> StackDifference
 
 def compare_lines(difference: StackDifference) -> tuple[LineDifference, ...]:
     """Lines that explain the stall, the costliest first; none where chance may be the reason."""
-    places = find_places(tuple(s.frames for s in difference.stacks), _counts_of(difference))
-    lines = [_compare_line(difference, place) for place in places]
-    return tuple(sorted(lines, key=lambda line: -line.more_ms))
-
-
-def _counts_of(difference: StackDifference) -> StackCounts:
     stalled = np.array([stack.stalled for stack in difference.stacks])
     typical = np.array([stack.typical for stack in difference.stacks])
-    return StackCounts(
-        stalled=np.rint(stalled * difference.stalled_samples).astype(np.int64),
-        typical=np.rint(typical * difference.typical_samples).astype(np.int64),
-        stalled_steps=difference.stalled_steps,
-        typical_steps=difference.typical_steps,
-        stalled_ms=difference.stalled_ms,
-        typical_ms=difference.typical_ms,
+    places = find_places(
+        tuple(s.frames for s in difference.stacks),
+        StackCounts(
+            stalled=np.rint(stalled * difference.stalled_samples).astype(np.int64),
+            typical=np.rint(typical * difference.typical_samples).astype(np.int64),
+            stalled_steps=difference.stalled_steps,
+            typical_steps=difference.typical_steps,
+            stalled_ms=difference.stalled_ms,
+            typical_ms=difference.typical_ms,
+        ),
     )
+    lines = [_compare_line(difference, place) for place in places]
+    return tuple(sorted(lines, key=lambda line: -line.more_ms))
 
 
 def _compare_line(difference: StackDifference, place: Place) -> LineDifference:
