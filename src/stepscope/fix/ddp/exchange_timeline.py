@@ -20,7 +20,6 @@ from stepscope.fix.ddp.gradient_exchange import (
 
 if TYPE_CHECKING:
     from stepscope.fix.ddp.gradient_exchange import Hook
-
 # The link is a queue: a bucket starts when its last gradient is ready and the bucket before it is
 # done, and takes `per_bucket_ns + per_byte_ns x bytes`. Both numbers are fitted to stretches of
 # time in which the link never pauses: a stretch of n buckets with b bytes lasts n alpha + b beta,
@@ -317,31 +316,24 @@ class RanksAgree:
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
         """Each number as it is on the rank where it is largest."""
+        import torch
         import torch.distributed as dist
 
         if not numbers:
             return []
-        tensor = self._tensor(numbers)
+        tensor = torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
-        return self._numbers(tensor)
+        return list(tensor.tolist())
 
     def of_first(self, numbers: Sequence[float]) -> list[float]:
         """The numbers of the group's first rank."""
+        import torch
         import torch.distributed as dist
 
-        tensor = self._tensor(numbers)
+        tensor = torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
         dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
-        return self._numbers(tensor)
+        return list(tensor.tolist())
 
     def meet(self) -> None:
         """Wait until every rank is here."""
         self.largest([0.0])
-
-    def _tensor(self, numbers: Sequence[float]) -> Any:
-        import torch
-
-        return torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
-
-    def _numbers(self, tensor: Any) -> list[float]:
-        numbers: list[float] = tensor.tolist()
-        return numbers

@@ -28,7 +28,7 @@ from stepscope.fix.fuse.behaviours import hooks_made, modules_alone
 from stepscope.fix.fuse.kernel_choice import Choose, Chooser, usual_choice
 from stepscope.fix.fuse.ledger import ArrayLedger, timed
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
-from stepscope.fix.fuse.python_state import PythonState, check_keeps_nothing
+from stepscope.fix.fuse.python_state import PythonState
 from stepscope.fix.fuse.random_streams import (
     Draws,
     OwnDraws,
@@ -172,7 +172,7 @@ class JoinedModels(nn.Module):
             yield
         self._stacks.keep_replaced()
         if before is None:
-            check_keeps_nothing(self._state)
+            self._state.check_keeps_nothing()
             return
         check_nothing_drawn(before[0])
         self._streams.check_outside(before[1])

@@ -62,28 +62,47 @@ def largest_array(
     for count in _TRIED:
         if count > 2 and _line(peaks)[0] + count * _line(peaks)[1] > limit:
             break
-        peak = _peak(count, model, optimizer, loss, inputs, device)
-        if peak is None:
+        if device.type == "cpu" and torch.autograd._profiler_enabled():
+            raise UsageError(
+                "the memory of fused models cannot be measured while a profiler records"
+            )
+        random = states_now()
+        train = partial(_train_copies, count, model, optimizer, loss, inputs)
+        try:
+            peaks[count] = int(meter_on(device)(train)[1])
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             break
-        peaks[count] = peak
+        finally:
+            restore(random)
+            gc.collect()
     return fit_line(peaks, limit)
 
 
 def fit_line(peaks: dict[int, int], limit: int) -> ArrayFit:
     """From peaks by number of models; none or one of them: the next did not fit."""
     if len(peaks) < 2:
-        fits = int(bool(peaks) and peaks[1] <= limit)
-        known = peaks.get(1, 0)
+        fits, model_bytes = int(bool(peaks) and peaks[1] <= limit), peaks.get(1, 0)
         return ArrayFit(
-            models=fits, low=fits, high=fits, fixed_bytes=0, model_bytes=known, memory_bytes=limit
+            models=fits,
+            low=fits,
+            high=fits,
+            fixed_bytes=0,
+            model_bytes=model_bytes,
+            memory_bytes=limit,
         )
+
+    def fitting(limit: int, fixed: int, slope: int) -> int:
+        return min(_MOST, max(0, (limit - fixed) // slope))
+
     fixed, slope = _line(peaks)
     slopes = _slopes(peaks)
-    models = _fitting(limit, fixed, slope)
+    models = fitting(limit, fixed, slope)
     return ArrayFit(
         models=models,
-        low=min(models, _fitting(int(limit * (1 - _FRAGMENTS)), fixed, max(slopes))),
-        high=max(models, _fitting(limit, min(0, fixed), min(slopes))),
+        low=min(models, fitting(int(limit * (1 - _FRAGMENTS)), fixed, max(slopes))),
+        high=max(models, fitting(limit, min(0, fixed), min(slopes))),
         fixed_bytes=max(0, fixed),
         model_bytes=slope,
         memory_bytes=limit,
@@ -102,35 +121,6 @@ def _slopes(peaks: dict[int, int]) -> list[int]:
     return [max(1, round((peaks[b] - peaks[a]) / (b - a))) for a, b in itertools.pairwise(counts)]
 
 
-def _fitting(limit: int, fixed: int, slope: int) -> int:
-    return min(_MOST, max(0, (limit - fixed) // slope))
-
-
-def _peak(
-    count: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Callable[..., Any],
-    inputs: Sequence[Any],
-    device: torch.device,
-) -> int | None:
-    """Bytes that an array of so many needs; None: more than there are."""
-    if device.type == "cpu" and torch.autograd._profiler_enabled():
-        raise UsageError("the memory of fused models cannot be measured while a profiler records")
-    random = states_now()
-    try:
-        return int(
-            meter_on(device)(partial(_train_copies, count, model, optimizer, loss, inputs))[1]
-        )
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    finally:
-        restore(random)
-        gc.collect()
-    return None
-
-
 def _train_copies(
     count: int,
     model: nn.Module,
@@ -138,8 +128,10 @@ def _train_copies(
     loss: Callable[..., Any],
     inputs: Sequence[Any],
 ) -> None:
-    pairs = [copy.deepcopy((model, optimizer)) for _ in range(count)]
-    array = fuse([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    models, optimizers = zip(
+        *(copy.deepcopy((model, optimizer)) for _ in range(count)), strict=True
+    )
+    array = fuse(models, optimizers)
     batches = [
         [one.clone() for _ in range(count)] if isinstance(one, torch.Tensor) else one
         for one in inputs

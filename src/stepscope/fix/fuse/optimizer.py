@@ -228,8 +228,8 @@ class ArrayOptimizer:
     def _count_apart_what_waits(self) -> None:
         """Weights that have no gradient in this step: they are behind the others from now on."""
         for name, state in self._states.items():
-            if _COUNT not in state and self._array.get_parameter(name).grad is None:
-                state[_COUNT] = self._counts.clone()
+            if self._array.get_parameter(name).grad is None:
+                state.setdefault(_COUNT, self._counts.clone())
 
     def _step_by_own_count(
         self, group: int, name: str, going: torch.Tensor | None, left_out: list[bool] | None
@@ -279,9 +279,9 @@ class ArrayOptimizer:
             model = self._array[number]
             own = {name: model.get_parameter(name.replace("/", ".")) for name in self._groups}
             for name, weight in own.items():
-                stack, missing = self._array.get_parameter(name), left_out.get(name)
-                absent = stack.grad is None or (missing is not None and missing[number])
-                weight.grad = None if absent else stack.grad[number]
+                gradient = self._array.get_parameter(name).grad
+                absent = gradient is None or (name in left_out and left_out[name][number])
+                weight.grad = None if absent or gradient is None else gradient[number]
             with self._guard.allowed():
                 optimizer.step()
             for weight in own.values():
@@ -289,7 +289,7 @@ class ArrayOptimizer:
 
     def checkpoint(self) -> dict[str, Any]:
         """Copies of all states and settings."""
-        states, steps = self.states_of(range(len(self.optimizers)))
+        states, steps = self.states_of(self._places())
         own = [copy.deepcopy(optimizer.state_dict()) for optimizer in self.optimizers]
         return {"states": states, "steps": steps, "own": own}
 
@@ -310,7 +310,7 @@ class ArrayOptimizer:
             {weight: copy.deepcopy(state) for weight, state in optimizer.state.items()}
             for optimizer in self.optimizers
         ]
-        return (*self.states_of(range(len(self.optimizers))), own)
+        return (*self.states_of(self._places()), own)
 
     def put_back(self, copies: tuple[dict[str, State], list[int], list[dict[Any, Any]]]) -> None:
         """What `copies` gave, once."""
@@ -330,7 +330,7 @@ class ArrayOptimizer:
             name: {kind: value[chosen] for kind, value in state.items()}
             for name, state in self._states.items()
         }
-        places = range(len(self.optimizers))[chosen] if isinstance(chosen, slice) else chosen
+        places = self._places()[chosen] if isinstance(chosen, slice) else chosen
         return states, [int(self._counts[model]) for model in places]
 
     def restore(self, states: tuple[dict[str, State], list[int]]) -> None:
@@ -464,12 +464,12 @@ class SettingColumns:
         )
 
     def _setting(self, group: int, name: str) -> Any:
-        values = self._values[group][name]
-        place = self._places.get((group, name))
-        if place is not None and (self.as_columns or not _all_equal(values)):
+        values, place = self._values[group][name], self._places.get((group, name))
+        agreed = _all_equal(values)
+        if place is not None and (self.as_columns or not agreed):
             assert self._columns is not None
             return self._columns[place]
-        if not _all_equal(values):
+        if not agreed:
             raise UsageError(f"fused models cannot differ in a setting such as {values[0]!r}")
         return float(values[0]) if place is not None else values[0]
 

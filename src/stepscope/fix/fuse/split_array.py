@@ -64,12 +64,12 @@ class SplitArray:
         inputs differ in shape, such as an epoch's last batch, step one group after the other.
         """
         if self._limit is not None and self._most is None:
-            self._cut_to(self._fitting(loss, inputs))
+            self._cut_to_fit(loss, inputs)
         losses: dict[int, torch.Tensor] = {}
         work = deque((array, tuple(range(len(array)))) for array in self.arrays)
         while work:
             array, places = work.popleft()
-            given = self._inputs_of(array, inputs)
+            given = [self._own(array, one) for one in inputs]
             now = _alike(given, places)
             limits = self._own(array, list(clip) if isinstance(clip, tuple) else clip)
             try:
@@ -194,26 +194,21 @@ class SplitArray:
 
     # Inside.
 
-    def _fitting(self, loss: Loss, inputs: Sequence[Any]) -> int:
-        """By the first model and its batch."""
+    def _cut_to_fit(self, loss: Loss, inputs: Sequence[Any]) -> None:
+        """By the first model and its batch: arrays of about one size, none larger."""
         first = self.arrays[0]
         if first.optimizer is None:
             raise UsageError("these models were fused without optimizers. Give one for each model")
         batch = [_change_lists(itemgetter(0), one) for one in inputs]
-        fit = largest_array(
-            first[0], first.optimizer.optimizers[0], loss, *batch, memory=self._limit
-        )
-        return max(1, fit.low)
-
-    def _cut_to(self, most: int) -> None:
-        """Arrays of about one size, none larger."""
-        self._most = most
-        whole = self.arrays.pop()
-        while len(whole) > most:
-            arrays_left = -(-len(whole) // most)
-            part, whole = whole.cut(-(-len(whole) // arrays_left))
+        optimizer = first.optimizer.optimizers[0]
+        fit = largest_array(first[0], optimizer, loss, *batch, memory=self._limit)
+        self._most = most = max(1, fit.low)
+        rest = self.arrays.pop()
+        while len(rest) > most:
+            arrays_left = -(-len(rest) // most)
+            part, rest = rest.cut(-(-len(rest) // arrays_left))
             self.arrays.append(part)
-        self.arrays.append(whole)
+        self.arrays.append(rest)
 
     def _halve(
         self, array: ModelArray, places: Sequence[int]
@@ -239,17 +234,15 @@ class SplitArray:
 
     def _find(self, model: int) -> tuple[ModelArray, int]:
         wanted = self._order[model]
-        for array in self.arrays:
-            for place, one in enumerate(_models(array)):
-                if one is wanted:
-                    return array, place
-        raise AssertionError("a model without an array")
+        return next(
+            (array, place)
+            for array in self.arrays
+            for place, one in enumerate(_models(array))
+            if one is wanted
+        )
 
     def _place_of(self, model: nn.Module) -> int:
         return self._places[id(model)]
-
-    def _inputs_of(self, array: ModelArray, inputs: Sequence[Any]) -> list[Any]:
-        return [self._own(array, one) for one in inputs]
 
     def _own(self, array: ModelArray, value: Any) -> Any:
         """With the array's part of every list with one value for each model."""
@@ -278,8 +271,14 @@ class _StepOfSome:
         self, loss: Loss, inputs: Sequence[Any], clip: float | Sequence[float] | None
     ) -> torch.Tensor:
         """Every model's loss. When memory runs out, all is as it was before."""
+
+        def lend(values: list[Any]) -> list[Any]:
+            """Models that stay compute with the first one's input; nothing of it is kept."""
+            first = values[self._places[0]]
+            return [first if place in self._others else one for place, one in enumerate(values)]
+
         try:
-            return self._run(loss, [self._lent(one) for one in inputs], clip)
+            return self._run(loss, [_change_lists(lend, one) for one in inputs], clip)
         except Exception as error:
             if is_out_of_memory(error):
                 traceback.clear_frames(error.__traceback__)  # they hold what the step computed
@@ -296,27 +295,16 @@ class _StepOfSome:
         del losses
         if clip is not None:
             array.clip_grad_norm_(clip)
-        if self._may_run_out():
-            # On the host, where the device is short of memory.
-            stacks = self._array.parameters()
-            self._weights = [stack.detach().to("cpu", copy=True) for stack in stacks]
-            if self._array.optimizer is not None:
-                self._states = self._array.optimizer.copies()
+        if self._may_run_out():  # weights go to the host: the device is short of memory
+            self._weights = [one.detach().to("cpu", copy=True) for one in array.parameters()]
+            if array.optimizer is not None:
+                self._states = array.optimizer.copies()
         skipped = [place in self._others for place in range(len(array))]
         array.step(skipped if self._others else None)
         if self._others:
-            self._array.undo(self._before, self._others)
+            array.undo(self._before, self._others)
         self._proven.add(array)
         return values
-
-    def _lent(self, value: Any) -> Any:
-        """Models that stay compute with the first one's input; nothing of it is kept."""
-
-        def lend(values: list[Any]) -> list[Any]:
-            first = values[self._places[0]]
-            return [first if place in self._others else one for place, one in enumerate(values)]
-
-        return _change_lists(lend, value)
 
     def _may_run_out(self) -> bool:
         """Whether the optimizer may find no memory halfway: the first time that it makes its

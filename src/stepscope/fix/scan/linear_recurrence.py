@@ -30,26 +30,20 @@ def linear_scan(decay: Tensor, inputs: Tensor, initial: Tensor | None = None) ->
         raise ValueError(
             f"inputs are [steps, ...] with at least one step, not {list(inputs.shape)}"
         )
-    _check_broadcast("decay", decay, inputs)
-    if initial is not None:
-        _check_broadcast("initial", initial, inputs[0])
-    kind = torch.promote_types(decay.dtype, inputs.dtype)
-    if initial is not None:
-        kind = torch.promote_types(kind, initial.dtype)
-    decays = decay.to(kind).expand_as(inputs)
-    start = torch.zeros_like(inputs[0], dtype=kind) if initial is None else initial.to(kind)
+    first = torch.zeros_like(inputs[0]) if initial is None else initial
+    for name, values, target in (("decay", decay, inputs), ("initial", first, inputs[0])):
+        places = zip(reversed(values.shape), reversed(target.shape), strict=False)
+        if values.dim() > target.dim() or any(mine not in (1, its) for mine, its in places):
+            raise ValueError(
+                f"{name} is {list(values.shape)}: it does not broadcast to {list(target.shape)}"
+            )
+    kind = torch.promote_types(torch.promote_types(decay.dtype, inputs.dtype), first.dtype)
     states: Tensor = linear_states(
-        decays.contiguous(), inputs.to(kind).contiguous(), start.expand_as(inputs[0]).contiguous()
+        decay.to(kind).expand_as(inputs).contiguous(),
+        inputs.to(kind).contiguous(),
+        first.to(kind).expand_as(inputs[0]).contiguous(),
     )
     return states
-
-
-def _check_broadcast(name: str, values: Tensor, target: Tensor) -> None:
-    places = zip(reversed(values.shape), reversed(target.shape), strict=False)
-    if values.dim() > target.dim() or any(mine not in (1, its) for mine, its in places):
-        raise ValueError(
-            f"{name} is {list(values.shape)}: it does not broadcast to {list(target.shape)}"
-        )
 
 
 @torch.library.custom_op("stepscope::linear_states", mutates_args=())
@@ -102,13 +96,12 @@ def _by_chunks(decay: Tensor, inputs: Tensor, times: Times = torch.mul) -> Tenso
     steps = len(inputs)
     if steps <= _CHUNK:
         return _by_doubling(decay, inputs, times)[1]
-    extra = -steps % _CHUNK
-    filling = inputs.new_zeros(extra, *inputs.shape[1:])
-    parts = [torch.cat([values, filling]).unflatten(0, (-1, _CHUNK)) for values in (decay, inputs)]
-    decays, states = (
-        part.transpose(0, 1)
-        for part in _by_doubling(parts[0].transpose(0, 1), parts[1].transpose(0, 1), times)
+    filling = inputs.new_zeros(-steps % _CHUNK, *inputs.shape[1:])
+    factors, terms = (
+        torch.cat([values, filling]).unflatten(0, (-1, _CHUNK)).transpose(0, 1)
+        for values in (decay, inputs)
     )
+    decays, states = (part.transpose(0, 1) for part in _by_doubling(factors, terms, times))
     ends = _by_chunks(decays[:, -1], states[:, -1], times)
     entering = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]]).unsqueeze(1)
     return (states + times(decays, entering)).flatten(0, 1)[:steps]

@@ -273,21 +273,15 @@ def _replay_and_sum(
 
 
 def layer_gradients(
-    gradient: Tensor,
-    state: Tensor,
-    inputs: Tensor,
-    initial: Tensor,
-    weight_input: Tensor,
-    weight: Tensor,
-    *,
-    tanh: bool,
-    chunk: int,
-    precision: str,
-    wants_inputs: bool,
+    *tensors: Tensor, tanh: bool, chunk: int, precision: str, wants_inputs: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs (empty if not wanted), initial state, both weights and a bias; all
-    contiguous, in fp32, the state and the features no larger than FUSED_SIZE. `precision` is the
-    fold's; the steps themselves are exact unless a short one is asked for."""
+    """Gradients of inputs (empty if not wanted), initial state, both weights and a bias.
+
+    `tensors` are the gradient and the states, then what was given to the layer: inputs, initial
+    state, both weights; all contiguous, in fp32, the state and the features no larger than
+    FUSED_SIZE. `precision` is the fold's; the steps themselves are exact unless a short one is
+    asked for."""
+    gradient, state, inputs, initial, weight_input, weight = tensors
     steps, batch, size = gradient.shape
     features, chunks = inputs.shape[-1], triton.cdiv(steps, chunk)
     padded, wide = padded_size(size), padded_size(features)
