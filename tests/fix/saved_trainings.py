@@ -52,7 +52,7 @@ def trained(
 
 
 @pytest.fixture
-def plan_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans do not count the host's part."""
     completed = memory_saver.completed
 

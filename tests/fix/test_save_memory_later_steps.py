@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from random_nets import same_bits
+from saved_trainings import as_on_a_gpu as as_on_a_gpu
 from saved_trainings import net, trained
-from saved_trainings import plan_as_on_a_gpu as plan_as_on_a_gpu
 from step_chains import chain
 
 from stepscope.fix import save_memory
@@ -154,7 +154,7 @@ def test_a_smaller_plan_that_is_faster_but_too_slow_is_made_smaller() -> None:
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, plan_as_on_a_gpu: None) -> None:
+def slow_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None) -> None:
     """Plans do not count the host's part; tries find 9 times a plain step, where 10 are allowed."""
     monkeypatch.setattr(known_pass, "added_time", lambda *_: AddedTime(MS, 10 * MS))
 
@@ -170,7 +170,7 @@ TO_SECOND_LOOK = BEFORE + FIRST_LOOK + CHECKED_AFTER
 
 
 def test_steps_that_stay_slow_lead_to_a_smaller_plan(
-    monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None
+    monkeypatch: pytest.MonkeyPatch, slow_as_on_a_gpu: None
 ) -> None:
     later(monkeypatch, 11.0, 12.0)
     model, x = net()
@@ -190,7 +190,7 @@ def test_steps_that_stay_slow_lead_to_a_smaller_plan(
 
 
 def test_steps_that_are_slow_once_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None
+    monkeypatch: pytest.MonkeyPatch, slow_as_on_a_gpu: None
 ) -> None:
     later(monkeypatch, 11.0, 9.9)
     model, x = net()
@@ -206,7 +206,7 @@ def test_steps_that_are_slow_once_change_nothing(
 
 @pytest.mark.parametrize("wanted", ["bytes", "room"])
 def test_where_memory_comes_first_the_plan_stays_and_its_time_is_noted(
-    monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None, wanted: str
+    monkeypatch: pytest.MonkeyPatch, slow_as_on_a_gpu: None, wanted: str
 ) -> None:
     later(monkeypatch, 11.0, 12.0, 13.0)
     model, x = net()

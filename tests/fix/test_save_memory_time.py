@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from random_nets import same_bits
+from saved_trainings import as_on_a_gpu as as_on_a_gpu
 from saved_trainings import net, trained
 
 from stepscope.fix import save_memory
