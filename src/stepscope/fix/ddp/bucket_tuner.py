@@ -291,7 +291,7 @@ class TriedBuckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningResult:
-    """What the training had before, what it has now, and why."""
+    """The buckets before and now, and why."""
 
     steps: int
     before: BucketSizes

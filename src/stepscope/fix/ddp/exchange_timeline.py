@@ -62,7 +62,7 @@ class ExchangeTimeline:
         return 1 - min(self.exposed_ns, self.busy_ns) / self.busy_ns if self.busy_ns else None
 
     def exposed_by_bucket(self) -> list[int]:
-        """What each bucket adds to the time after backward; the parts add up to exposed_ns."""
+        """Return what each bucket adds to the time after backward; it adds up to exposed_ns."""
         ends = accumulate((bucket.end_ns for bucket in self.buckets), max)
         edges = [self.backward_end_ns, *(max(end, self.backward_end_ns) for end in ends)]
         return [after - before for before, after in pairwise(edges)]
@@ -70,7 +70,7 @@ class ExchangeTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeCosts:
-    """What an exchange costs on this link."""
+    """The cost of an exchange on this link."""
 
     per_bucket_ns: float
     per_byte_ns: float

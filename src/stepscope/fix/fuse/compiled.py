@@ -157,7 +157,7 @@ _FIRST_CALLS = 3  # libraries choose their kernels, and optimizers make their st
 
 
 class CompilableArray(Protocol):
-    """What compiled and captured steps need of an array."""
+    """The part of an array that compiled and captured steps need."""
 
     training: bool
     changes: int
@@ -204,7 +204,7 @@ class CapturedStep:
                 array.optimizer.hold_on_device()
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the step returns, without history; overwritten by the next call."""
+        """Return the step's result, without history; the next call overwrites it."""
         if not self._is_on_cuda(inputs):
             return _without_history(self._step(*inputs))
         held = self._prepare(inputs)
@@ -286,7 +286,7 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def _kind(value: Any) -> Any:
-    """What a graph cannot change about an input."""
+    """Return what a graph cannot change about an input."""
     if isinstance(value, Stacked):
         return value.count, value.order, value.common is None, _kind(_plain(value))
     if isinstance(value, torch.Tensor):

@@ -287,7 +287,7 @@ class JoinedModels(nn.Module):
         return result
 
     def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
-        """What a forward pass may change before it fails: buffers and random numbers."""
+        """Copy what a forward pass may change before it fails: buffers and random numbers."""
         buffers = dict(self._template[0].get_submodule(path).named_buffers())
         saved = {
             name: one.physical.clone() for name, one in buffers.items() if isinstance(one, Stacked)
@@ -299,7 +299,7 @@ class JoinedModels(nn.Module):
     def undo(
         self, before: tuple[dict[str, torch.Tensor], list[Any]], models: Sequence[int] | None = None
     ) -> None:
-        """What `changing` gave, for all models or these."""
+        """Go back to what `changing` gave, for all models or these."""
         chosen = range(len(self)) if models is None else models
         with torch.no_grad():
             for name, values in before[0].items():

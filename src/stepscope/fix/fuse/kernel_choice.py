@@ -78,7 +78,7 @@ class Chooser:
         return chosen
 
     def choices(self) -> dict[str, str]:
-        """What was measured: the fastest way of each call."""
+        """Return what was measured: the fastest way of each call."""
         return {_words(key): way for key, way in self._known.items()}
 
     @contextmanager

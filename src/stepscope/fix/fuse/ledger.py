@@ -16,7 +16,7 @@ _open: list[ArrayLedger] = []
 
 
 class ArrayLedger:
-    """Of one array."""
+    """Count how the functions of one array were computed."""
 
     def __init__(self) -> None:
         self._times: Counter[tuple[str, str]] = Counter()
@@ -49,8 +49,8 @@ class ArrayLedger:
         return ways
 
     def cost_ms(self) -> dict[str, dict[str, float]]:
-        """Of the forward pass of each module and function that was computed model by model: the
-        mean of its last calls."""
+        """Return the mean forward time of the last calls of each module and function that was
+        computed model by model."""
         costs: dict[str, dict[str, float]] = {"modules": {}, "functions": {}}
         for (kind, name), spent in self._spent.items():
             costs[kind][name] = mean(read_ms() for read_ms in spent)

@@ -149,7 +149,7 @@ class ArrayOptimizer:
         return range(len(self.optimizers))
 
     def _follow(self) -> None:
-        """What the user changed: groups of weights, and hooks that only an own step calls."""
+        """Notice what the user changed: groups of weights, and hooks that an own step calls."""
         sizes = _group_sizes(self.optimizers)
         if sizes != self._sizes:
             self._groups, self._sizes = _group_of_each(self._array, self.optimizers), sizes
@@ -176,7 +176,7 @@ class ArrayOptimizer:
         self._columns.as_columns = True
 
     def held(self) -> tuple[Any, ...]:
-        """What a captured step holds and cannot change: it is captured again when this changes."""
+        """Return what a captured step cannot change: it is captured again when this changes."""
         numbers: tuple[Any, ...] = ()
         if self.use_kernels and self._kind in KERNELS:
             numbers = tuple(
@@ -313,7 +313,7 @@ class ArrayOptimizer:
         return (*self.states_of(self._places()), own)
 
     def put_back(self, copies: tuple[dict[str, State], list[int], list[dict[Any, Any]]]) -> None:
-        """What `copies` gave, once."""
+        """Go back to what `copies` gave, once."""
         states, steps, own = copies
         self._states = {name: {} for name in self._groups}
         self.restore((states, steps))
@@ -437,7 +437,7 @@ class SettingColumns:
             self._copy(torch.tensor(numbers, dtype=torch.float64))
 
     def of(self, group: int) -> dict[str, Any]:
-        """By name: a value, or a column [models] of the device."""
+        """Return values by name, or columns [models] of the device."""
         return {name: self._setting(group, name) for name in self._values[group]}
 
     def values_of(self, group: int, name: str) -> Values:
@@ -456,7 +456,7 @@ class SettingColumns:
         return any(self._values[group].get(name, ()))
 
     def signature(self) -> tuple[Any, ...]:
-        """What a captured step cannot change: which settings are used, and those without number."""
+        """Return what a captured step cannot change: settings in use, and those without number."""
         return tuple(
             (name, *values) if not _is_number(values[0]) else (name, any(values))
             for settings in self._values

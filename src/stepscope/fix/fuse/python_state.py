@@ -38,7 +38,7 @@ _OF_TEMPLATE = {"forward", "flatten_parameters"}  # what fuse itself puts there
 
 
 class PythonState:
-    """Of the models of one array and their template."""
+    """Keep the models of one array and their template alike in Python."""
 
     def __init__(self, models: Sequence[nn.Module], template: nn.Module) -> None:
         self._models, self._known = models, KnownValues(models[0])

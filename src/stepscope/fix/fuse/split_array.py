@@ -39,7 +39,7 @@ _TEMPORARIES = 8  # tensors of one weight's size that its update makes at most
 
 
 class SplitArray:
-    """What `fuse_to_fit` gives: models by number, in one array or several."""
+    """Train models by number, in one array or several; `fuse_to_fit` makes it."""
 
     def __init__(self, array: ModelArray, memory_limit: int | None = None, **options: Any) -> None:
         """`options` are those of `fuse` for arrays to come."""
@@ -159,7 +159,7 @@ class SplitArray:
         return len(self) - 1
 
     def checkpoint(self) -> dict[str, Any]:
-        """What training goes on from, by array, and which models each holds."""
+        """Return what training goes on from, by array, and which models each holds."""
         members = [[self._place_of(one) for one in _models(array)] for array in self.arrays]
         saved = [array.checkpoint() for array in self.arrays]
         return {"members": members, "arrays": saved, "most": self._most}
@@ -188,14 +188,14 @@ class SplitArray:
         self._most = saved["most"]
 
     def report(self) -> dict[str, Any]:
-        """Of the first array, and how all were cut."""
+        """Return the first array's report, and how all were cut."""
         sizes = [len(array) for array in self.arrays]
         return {**self.arrays[0].report(), "arrays": sizes, "halvings": list(self.halvings)}
 
     # Inside.
 
     def _cut_to_fit(self, loss: Loss, inputs: Sequence[Any]) -> None:
-        """By the first model and its batch: arrays of about one size, none larger."""
+        """Cut into arrays of about one size, as the first model and its batch allow."""
         first = self.arrays[0]
         if first.optimizer is None:
             raise UsageError("these models were fused without optimizers. Give one for each model")
@@ -367,7 +367,7 @@ def _alike(inputs: Sequence[Any], places: Sequence[int]) -> tuple[int, ...]:
 
 
 def _change_lists(change: Callable[[list[Any]], Any], value: Any) -> Any:
-    """Of an argument of the array: lists have a value for each model, tuples have parts."""
+    """Change the lists in an argument: they have a value for each model, tuples have parts."""
     if type(value) is tuple:
         return tuple(_change_lists(change, part) for part in value)
     if isinstance(value, Stacked):

@@ -132,7 +132,7 @@ def _failed(trial: SweptTrial, error: BaseException | None) -> SweptTrial:
 
 
 def _largest_width(array: TrialArray) -> int:
-    """By memory, and not more than gains anything."""
+    """Return how many models fit into memory, and no more than gains anything."""
     device = next(array.members[0].model.parameters()).device
     most = _MOST_ON_HOST if device.type == "cpu" else _MOST_ON_DEVICE
     return max(1, min(most, array.fitting().low))
@@ -371,7 +371,7 @@ class Batches:
 
 
 def start_trial(build: Build, config: Settings, number: int, seed: int) -> StartedTrial:
-    """As the program would alone: seeded, then built. Raises what `build` raises."""
+    """Seed and build as the program would alone. Raises what `build` raises."""
     trial = SweptTrial(number=number, config=config, seed=seed, state="training")
     outer = states_now()
     torch.manual_seed(seed)

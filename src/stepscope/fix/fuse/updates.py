@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WeightStep(NamedTuple):
-    """What one step of a group of stacked weights needs."""
+    """One step of a group of stacked weights."""
 
     weights: Tensors
     gradients: Tensors
@@ -50,7 +50,7 @@ class WeightStep(NamedTuple):
         return torch.full_like(self.count, setting)
 
     def state(self, name: str, start: torch.Tensor | None = None) -> Tensors:
-        """What the optimizer keeps for each weight: zero at first, or each model's `start`."""
+        """Return the optimizer's state of each weight: zero at first, or each model's `start`."""
         for state, weight in zip(self.states, self.weights, strict=True):
             if name not in state:
                 state[name] = torch.zeros_like(weight)

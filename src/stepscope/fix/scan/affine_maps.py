@@ -39,7 +39,7 @@ class AffineMaps(NamedTuple):
 def backward_states(
     gradient: Tensor, slope: Tensor, weight: Tensor, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What reaches the sums inside each step's activation, and what reaches the initial state.
+    """Return what reaches the sums inside each step's activation, and the initial state.
 
     `gradient` is that of every step's own output, [steps, batch, size]; `slope` the derivative of
     its activation; `weight` the recurrent one, as nn.RNN has it.

@@ -34,7 +34,7 @@ class LevelCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainAnalysis:
-    """What the scan of one sample costs, and what going back layer by layer costs."""
+    """The cost of one sample's scan, and of going back layer by layer."""
 
     densities: tuple[float, ...]  # of each layer's Jacobian, first layer first
     levels: tuple[LevelCost, ...]
@@ -89,7 +89,7 @@ class ScanChain(nn.Module):
         return outputs
 
     def analyse(self, sample: Tensor) -> ChainAnalysis:
-        """Of one sample, without its batch dimension."""
+        """Count the scan's products for one sample, without its batch dimension."""
         jacobians = [transposed_jacobian(*pair) for pair in self._given(sample)]
         known = [jacobian for jacobian in jacobians if jacobian is not None]
         gradient = torch.ones(known[-1].shape[1], 1, dtype=sample.dtype, device=sample.device)
@@ -129,7 +129,7 @@ def _in_one_line(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _output(layer: nn.Module, value: Tensor) -> Tensor:
-    """What the layer is given stays: its Jacobian is taken there."""
+    """Compute a layer and leave its input as it is: its Jacobian is taken there."""
     refused = why_refused(layer)
     if refused:
         raise ValueError(refused)
@@ -177,7 +177,7 @@ class _BackwardByScan(torch.autograd.Function):
 
 
 def _sample_gradients(chain: ScanChain, given: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
-    """What reaches the input of each layer, first layer first."""
+    """Return what reaches the input of each layer, first layer first."""
     pairs = zip(chain.layers, given, strict=True)
     jacobians = [transposed_jacobian(layer, value) for layer, value in pairs]
     columns = _prefixes(gradient.reshape(-1, 1), jacobians, _Products())

@@ -37,7 +37,7 @@ from stepscope.fix.scan.rnn_layer import (
 
 
 class GatedWeights(NamedTuple):
-    """As torch has them: the gates' rows one after the other."""
+    """Weights as torch has them: the gates' rows one after the other."""
 
     input: Tensor
     recurrent: Tensor
@@ -190,7 +190,7 @@ _MAPS_BYTES = 1 << 29  # that the maps of all chunks may take
 
 
 class StepJacobians(NamedTuple):
-    """Of every step and sequence."""
+    """The Jacobians of every step and sequence, as mixtures of fixed rows."""
 
     coefficient: Tensor  # [steps, batch, size, mixed]
     basis: Tensor  # [size, mixed, size]
@@ -201,7 +201,7 @@ class StepJacobians(NamedTuple):
 def backward_rows(
     gradient: Tensor, jacobians: StepJacobians, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What reaches every step's state, its own gradient included, and the initial state."""
+    """Return what reaches every step's state, its own gradient included, and the first state."""
     steps, batch, size = gradient.shape
     if kernels_fit(gradient, LARGEST_BY_KERNELS):
         from stepscope.fix.scan.recurrence_kernels import backward_rows as by_kernels
@@ -373,7 +373,7 @@ def _(inputs: Tensor, initial: Tensor, weight_input: Tensor, weight: Tensor, *re
 def _states(
     inputs: Tensor, initial: Tensor, weights: GatedWeights, cell: str
 ) -> tuple[Tensor, Tensor | None]:
-    """As torch computes them, in as many calls as cuDNN needs, and an LSTM's last cell state."""
+    """Compute states by torch, in as many calls as cuDNN needs, and an LSTM's last cell."""
     given = [one for one in weights if one is not None]
     options = (given, len(given) > 2, 1, 0.0, False, False, False)
     state = tuple(one.unsqueeze(0).contiguous() for one in initial.split(weights[1].shape[-1], -1))

@@ -149,14 +149,14 @@ class ScanStack(nn.Module):
         """There is nothing to do; scripts call it on torch's module."""
 
     def reset_parameters(self) -> None:
-        """As torch does: uniform, by the size of the state."""
+        """Draw parameters as torch does: uniform, by the size of the state."""
         bound = self.hidden_size**-0.5
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """As nn.RNN lists them: of every layer and direction."""
+        """List weights as nn.RNN does: of every layer and direction."""
         return [
             self._weights(f"_l{layer}{back}")
             for layer in range(self.num_layers)
@@ -334,7 +334,7 @@ class ScanRNN(ScanStack):
     def states_by_layer(
         self, inputs: Tensor, hx: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """Of a batch: each layer's and direction's states in the order of its own steps, and its
+        """Return each layer's and direction's states in the order of its own steps, and its
         recurrent weight. Dropout between layers is left out."""
         steps = inputs.transpose(0, 1) if self.batch_first else inputs
         initial = self._initial(steps, hx)

@@ -187,8 +187,8 @@ def _chain(
     matrices, exponents, offsets, entering, sequence, batch, chunks,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """What enters each chunk but the last, one after the other; the next map is loaded while this
-    one is computed."""
+    """Compute what enters each chunk but the last, one after the other; the next map is loaded
+    while this one is computed."""
     columns, rows = tl.arange(0, PADDED), tl.arange(0, PADDED)
     inside = columns < SIZE
     within = (rows < SIZE)[:, None] & inside[None, :]
@@ -335,7 +335,7 @@ _ALIGNED = 32  # numbers: where each gradient begins in the sum
 
 
 class WeightGradients(NamedTuple):
-    """Of one layer; the bias's is that of both biases."""
+    """Gradients of one layer's weights; the bias's is that of both biases."""
 
     input: Tensor
     recurrent: Tensor

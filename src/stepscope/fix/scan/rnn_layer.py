@@ -109,7 +109,7 @@ def _(*given: Any) -> Gradients:
 
 
 def _gradients(*tensors: Tensor, tanh: bool, precision: str, wants_inputs: bool) -> Gradients:
-    """As the operator gives them; those of weights may be parts of one tensor."""
+    """Compute the operator's gradients; those of weights may be parts of one tensor."""
     gradient, states, inputs, initial, weight_input, weight = tensors
     steps, batch, size = map(int, gradient.shape)
     if kernels_fit(gradient, LARGEST_SIZE) and is_fused(size, inputs.shape[-1]):
@@ -151,7 +151,7 @@ def gradients_by_parts(
 def backward_states(
     gradient: Tensor, states: Tensor, weight: Tensor, *, tanh: bool, precision: str = "fp32"
 ) -> tuple[Tensor, Tensor]:
-    """By the kernels where they can run, else by batched products."""
+    """Go back by kernels where they can run, else by batched products."""
     gradient = gradient.contiguous()
     if kernels_fit(gradient, LARGEST_SIZE):
         from stepscope.fix.scan.rnn_kernels import backward_states as by_kernels

@@ -24,7 +24,7 @@ from stepscope.fix.server.messages import Compression, Layout, unpack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecipe:
-    """What a shard is built from, besides its values."""
+    """The settings that a shard is built from, besides its values."""
 
     shard: int
     layout: Layout

@@ -78,7 +78,7 @@ class _Convolution(NamedTuple):
         return known
 
     def operator(self, tensors: list[torch.Tensor]) -> WayToChoose:
-        """What the chooser needs."""
+        """Describe this call to the chooser."""
         pictures, weight = tensors[:2]
         one = all(size == 1 for size in weight.shape[3:])
         pointwise = one and self.groups == 1 and _is_zero(self.padding)
@@ -273,7 +273,7 @@ def convolve_transposed_last(
     bias: torch.Tensor | None,
     *settings: Any,
 ) -> torch.Tensor:
-    """As `func`, of pictures and filters with channels last."""
+    """Compute `func` of pictures and filters with channels last."""
     if not torch.compiler.is_compiling():
         made: torch.Tensor = func(pictures, filters, bias, *settings)
         return made
@@ -311,7 +311,7 @@ class _Transposed(torch.autograd.Function):
 def _gradients(
     gradient: torch.Tensor, pictures: torch.Tensor, filters: torch.Tensor, *given: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of pictures and filters; an empty tensor in place of one that is not wanted."""
+    """Return gradients of pictures and filters; an empty tensor where one is not wanted."""
     stride, padding, output_padding, dilation, groups, wanted = given
     settings = (stride, padding, dilation, True, output_padding, groups, [*wanted, False])
     made = torch.ops.aten.convolution_backward(gradient, pictures, filters, None, *settings)
@@ -325,7 +325,7 @@ def _gradients(
 def _as_told(
     gradient: torch.Tensor, pictures: torch.Tensor, filters: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the compiler is told of the results; `wanted` comes last."""
+    """Return empty results, for the compiler; `wanted` comes last."""
     of_pictures, of_filters = (
         _channels_last_like(like) if is_wanted else like.new_empty(0)
         for like, is_wanted in zip((pictures, filters), rest[-1], strict=True)

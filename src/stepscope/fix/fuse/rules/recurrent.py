@@ -27,7 +27,7 @@ _MEASURED_STEPS = 16
 
 
 class RecurrentCall(NamedTuple):
-    """What torch.lstm, gru, rnn_tanh or rnn_relu was asked to compute."""
+    """A call of torch.lstm, gru, rnn_tanh or rnn_relu."""
 
     kind: str
     sizes: Any  # how many sequences take part in each step; None: all in all
@@ -278,7 +278,7 @@ def _sorted_out(tensors: Any) -> tuple[torch.Tensor, LayerWeights, Tensors]:
 
 
 def _differentiable(context: Any, given: Any, gradients: Any) -> list[Any]:
-    """By torch's own gradients of the steps, computed again."""
+    """Return torch's own gradients of the steps, computed again."""
     own = [None if one is None else one.view_as(one) for one in given]
     wanted = [one for one, asked in zip(own, context.needs_input_grad[1:], strict=True) if asked]
     rows, last, _ = _forward(context.order, *_sorted_out(own))
@@ -291,7 +291,7 @@ def _differentiable(context: Any, given: Any, gradients: Any) -> list[Any]:
 
 
 def _backward(context: Any, given: Any, records: list[_StepRecord], gradients: Any) -> list[Any]:
-    """Of gates, weights and initial states; from the last step that was computed to the first."""
+    """Return gradients of gates, weights and initial states, from the last step to the first."""
     order: StepOrder = context.order
     cell, sizes = CELLS[order.kind], order.sizes
     _, weights, _ = _sorted_out(given)
