@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse import SplitArray, fuse_to_fit, largest_array
-from stepscope.fix.fuse.largest_array import _train_copies, fit_line
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
+from stepscope.fix.fuse.split_array import _train_copies, fit_line
 from stepscope.fix.memory_meters import meter_on
 
 MODELS, STEPS = 5, 4

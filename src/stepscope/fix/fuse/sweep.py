@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.fuse.architecture import describe
-from stepscope.fix.fuse.largest_array import ArrayFit, largest_array
-from stepscope.fix.fuse.split_array import SplitArray, fuse_to_fit
+from stepscope.fix.fuse.split_array import ArrayFit, SplitArray, fuse_to_fit, largest_array
 from stepscope.fix.random_states import restore, states_now
 
 #     def build(config):                         # what the program does with its settings

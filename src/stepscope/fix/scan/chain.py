@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.fix.scan.rnn_layer import refuse_second_derivative
+from stepscope.fix.scan.affine_maps import refuse_second_derivative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

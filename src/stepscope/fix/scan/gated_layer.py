@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepscope.fix.scan.affine_maps import AffineMaps, carries, rescaled
-from stepscope.fix.scan.linear_recurrence import scan_pairs
-from stepscope.fix.scan.rnn_layer import (
-    MOST_STEPS,
+from stepscope.fix.scan.affine_maps import (
+    AffineMaps,
+    carries,
     kernels_fit,
-    no_warning,
     refuse_second_derivative,
+    rescaled,
+    scan_pairs,
     wide,
 )
+from stepscope.fix.scan.rnn_layer import MOST_STEPS, no_warning
 
 # What a GRU's and an LSTM's steps do to a gradient, for all steps at once.
 #

@@ -4,29 +4,16 @@ without second derivatives.
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepscope.fix.scan import affine_maps
+from stepscope.fix.scan.affine_maps import kernels_fit, refuse_second_derivative, wide
 from stepscope.records.scan_costs import LARGEST_SIZE, fused_chunk, is_fused
-
-
-class SecondDerivativeError(NotImplementedError):
-    """The gradient of a scan's gradient was asked for."""
-
-
-def refuse_second_derivative(*_: Any) -> NoReturn:
-    raise SecondDerivativeError(
-        "the gradient of a scan's gradient is not implemented. Use torch's own modules where "
-        "a second derivative is needed (create_graph=True, gradient penalties)"
-    )
-
 
 # `rnn_layer` computes the states as torch does (cuDNN on a GPU) and keeps them alone. Its gradient
 # is `rnn_layer_backward`: Triton kernels on a GPU, batched matrix products elsewhere. Both are
@@ -164,26 +151,6 @@ def backward_states(
     slope = 1 - states_wide * states_wide if tanh else (states_wide > 0).to(states_wide.dtype)
     reached, left = affine_maps.backward_states(wide(gradient), slope, wide(weight))
     return reached.to(states.dtype), left.to(states.dtype)
-
-
-def wide(values: Tensor) -> Tensor:
-    """16 bits hold neither products of many Jacobians nor their powers of two."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-def kernels_fit(values: Tensor, largest: int | None = None, *, or_complex: bool = False) -> bool:
-    """Whether Triton's kernels take them; `largest` is that of the last dimension."""
-    return (
-        values.is_cuda
-        and (values.dtype == torch.float32 or (or_complex and values.dtype == torch.complex64))
-        and (largest is None or values.shape[-1] <= largest)
-        and _has_triton()
-    )
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
