@@ -304,7 +304,7 @@ def test_the_peak_of_a_slow_dtype_is_not_mistaken_for_the_devices() -> None:
     assert text.endswith("That is 6.0% of what its tensor cores do in bf16 (100 TFLOP/s).")
     fast = efficiency_view(_ranked(efficiency()), drawn=False)
     assert fast is not None
-    assert "tensor cores do" not in fast.sentence
+    assert "tensor cores do" not in fast["sentence"]
 
 
 def _ranked(found: Efficiency) -> Any:

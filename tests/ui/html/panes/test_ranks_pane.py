@@ -84,10 +84,10 @@ def test_a_wait_for_a_rank_that_is_not_drawn_ends_when_it_came(decode):
 
 def test_ranks_without_a_trace_count_as_ranks_of_the_job(job):
     many = len(job.ranks)
-    label, value, where = ranks_view(job, (), untraced=192).facts[0]
+    label, value, where = ranks_view(job, (), untraced=192)["facts"][0]
     assert (label, value) == ("Ranks", f"{many + 192}")
     assert where.startswith(f"{many} of them traced")
-    assert ranks_view(job, ()).facts[0][1] == f"{many}"
+    assert ranks_view(job, ())["facts"][0][1] == f"{many}"
 
 
 def test_the_verdict_comes_first_and_every_state_has_its_sentence(job, apart):
@@ -105,7 +105,7 @@ def test_the_verdict_comes_first_and_every_state_has_its_sentence(job, apart):
     assert "not aligned" in view["no_arrivals"]
     assert view["clock"].startswith("Clocks are not aligned")
     alone = join_ranks(make_job(Plan(ranks=2, steps=1)).parts)
-    assert "is not known" in ranks_view(alone, ()).verdict
+    assert "is not known" in ranks_view(alone, ())["verdict"]
 
 
 def test_ranks_that_share_nothing_leave_sentences(decode):
