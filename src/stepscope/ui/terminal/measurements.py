@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.explain.roofline import MOST, shape_words
 from stepscope.predict.operator_library import library_file
 from stepscope.records.hardware import (
+    MOST_SHAPES,
     OUT_OF_TIME,
     AlgorithmTimes,
     LaboratoryReport,
@@ -22,6 +22,7 @@ from stepscope.records.hardware import (
     ProbeReport,
     Profile,
     UnprobedOperator,
+    shape_words,
 )
 from stepscope.text.figures import (
     binary_size,
@@ -244,7 +245,7 @@ def _untimed_lines(unprobed: Sequence[UnprobedOperator]) -> Iterator[str]:
         name, shapes = call
         why = next(iter(modes[call].values()))
         where = "" if "" in modes[call] else f" in {', '.join(modes[call])}"
-        words = " ".join(filter(None, (name, shape_words(shapes, MOST))))
+        words = " ".join(filter(None, (name, shape_words(shapes, MOST_SHAPES))))
         yield f"not timed{where}: {words} ({percent(shares[call])} of the operators): {why}"
     if more := [call for call in failed if call not in large]:
         share = percent(sum(shares[call] for call in more))
@@ -313,7 +314,7 @@ def _row(operator: ProbedOperator, modes: Sequence[str]) -> list[str]:
 
     return [
         operator.name,
-        shape_words(operator.shapes, MOST),
+        shape_words(operator.shapes, MOST_SHAPES),
         str(operator.count),
         ms(operator.traced_ms),
         ms(operator.probed_ms),
