@@ -1,4 +1,4 @@
-"""A long recurrence: the gradient of each step waits for that of the next one."""
+"""Find long recurrences: the gradient of each step waits for that of the next one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, severity
-from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.findings.evidence import (
+    LOW,
+    RankEvidence,
+    costliest_places,
+    rule,
+    severity_of,
+)
 from stepscope.explain.recurrences import (
     Recurrence,
     RecurrentCalls,
@@ -17,7 +22,7 @@ from stepscope.explain.recurrences import (
     owners,
 )
 from stepscope.records import remedies
-from stepscope.records.explanation import Remedy
+from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import find_device
 from stepscope.records.scan_costs import LARGEST_SIZE, gpu_scan_pays
 from stepscope.records.trace import HostKind
@@ -38,8 +43,10 @@ _USUAL_MULTIPROCESSORS = 108  # of a GPU that is not listed
 _FORMS = {"layer": "", "cells": ", its cell called step by step", "loop": ", written as a loop"}
 
 
-def find(evidence: RankEvidence) -> Finding | None:
-    """The share of the step that backward through time takes."""
+@rule("Long recurrence")
+def long_recurrence(evidence: RankEvidence) -> Finding | None:
+    """A long recurrence: the gradient of each step waits for that of the next one. The share
+    of the step that backward through time takes."""
     window = _host_window(evidence)
     found = find_recurrences(evidence.trace, window)
     if not found:
@@ -51,9 +58,9 @@ def find(evidence: RankEvidence) -> Finding | None:
     longest = found[int(np.argmax(shares))].recurrence
     guessed = all(one.recurrence.form == "loop" for one in found)
     rows = np.array([one.rows[0] for one in found], np.int32)
-    return RULE.finding(
+    return long_recurrence.finding(
         share=share,
-        severity="low" if guessed else severity(share),
+        severity="low" if guessed else severity_of(share),
         summary=f"{percent(share)} of the step is the backward pass through {longest.steps:,} "
         f"steps of {_NAMES[longest.cell]}{_FORMS[longest.form]}. The gradient of each step waits "
         "for that of the next.",
@@ -169,6 +176,3 @@ def _offer(fitting: Sequence[Recurrence]) -> Iterator[Remedy]:
             "If the gradient reaches far (gradient_horizon), write the loop as one "
             "stepscope.fix.scan.ScanRNN"
         )
-
-
-RULE = FindingRule(id="long-recurrence", title="Long recurrence", find=find)
