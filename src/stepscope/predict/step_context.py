@@ -147,10 +147,11 @@ def _doubt_batch(trace: Trace, step: StepCalls, size: int) -> str:
         return "its sequences are packed into one, so rows are tokens"
     read = (call.dims(1) for call in step.calls if call.name == "aten::embedding")
     # A square is a table of distances between all pairs of positions, as T5 looks them up.
-    read_tables = (
-        dims for dims in read if len(dims) > 1 and not (len(dims) == 2 and dims[0] == dims[1])
-    )
-    embeddings = {tuple(dims[:1]) for dims in read_tables}
+    embeddings = {
+        tuple(dims[:1])
+        for dims in read
+        if len(dims) > 1 and not (len(dims) == 2 and dims[0] == dims[1])
+    }
     if len(embeddings) > 1:
         embeddings.discard((1,))  # positions, read once for all samples
     if len(embeddings) > 1:
