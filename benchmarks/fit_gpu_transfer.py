@@ -33,7 +33,7 @@ from stepscope.predict.other_gpu.gpu import (
     Tile,
     TransferFit,
 )
-from stepscope.predict.other_gpu.retime import (
+from stepscope.predict.other_gpu.kernel_time import (
     CONFIDENCE,
     ModelledOperator,
     bmm_kind,

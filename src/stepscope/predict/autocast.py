@@ -16,7 +16,7 @@ import numpy as np
 
 from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.memory.model import ATTENTION
-from stepscope.predict.fitted import number, table
+from stepscope.predict.fitted import fitted, table
 from stepscope.predict.kernel_costs import Family, after_start, roofline_ns, with_durations
 from stepscope.predict.peak_memory.backward_graph import (
     FULL,
@@ -61,9 +61,9 @@ _OVER_WINDOWS = lazy_pattern(r"pool|roll")
 _ATOMIC_ADDS = lazy_pattern(r"index_add|scatter_add")
 _ELEMENTWISE = lazy_pattern(r"elementwise_kernel")
 _VECTORIZED = lazy_pattern(r"vectorized_elementwise_kernel")
-_STRIDED = number("kernels.autocast_strided")
-_NARROW_ATOMICS = number("kernels.autocast_atomics")
-_MIXED = number("kernels.autocast_mixed")  # a kernel that casts each element it reads
+_STRIDED = fitted("kernels.autocast_strided")
+_NARROW_ATOMICS = fitted("kernels.autocast_atomics")
+_MIXED = fitted("kernels.autocast_mixed")  # a kernel that casts each element it reads
 # cuDNN has no batch norm from bf16 to fp32 statistics; PyTorch's own takes this much longer.
 _OWN_BATCH_NORM = table("kernels.own_batch_norm", dict[str, float])
 

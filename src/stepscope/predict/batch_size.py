@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.memory.model import FED
 from stepscope.predict.declaration import Outcome, Refused
-from stepscope.predict.fitted import number
+from stepscope.predict.fitted import fitted
 from stepscope.predict.kernel_costs import ELEMENT_BYTES, Family, after_start, retime_tasks
 from stepscope.predict.operator_library import ProbedStep, find_probed_batch
 from stepscope.predict.peaks import peak_at_batch
@@ -40,14 +40,14 @@ from stepscope.text.figures import milliseconds
 if TYPE_CHECKING:
     from stepscope.step.graph import Flags, Floats, Ints
 
-SPREAD = number("doubts.batch")
-TAIL = number("kernels.wave_tail")  # of a wave of blocks: what the last one leaves idle
-_HALF_BLOCKS = number("kernels.half_blocks")  # smaller blocks read their inputs more often
+SPREAD = fitted("doubts.batch")
+TAIL = fitted("kernels.wave_tail")  # of a wave of blocks: what the last one leaves idle
+_HALF_BLOCKS = fitted("kernels.half_blocks")  # smaller blocks read their inputs more often
 # Recurrent layers multiply as many rows as there are samples, and libraries have other kernels for
 # other numbers of rows. cuDNN chooses the algorithm of convolutions that sum over the samples by
 # shapes that few models have.
-_RECURRENT_DOUBT = number("doubts.recurrent_batch")
-_SAMPLES_DOUBT = number("doubts.sample_convolutions")
+_RECURRENT_DOUBT = fitted("doubts.recurrent_batch")
+_SAMPLES_DOUBT = fitted("doubts.sample_convolutions")
 
 
 class _GrownStep(NamedTuple):
@@ -218,11 +218,11 @@ def task_blocks(context: StepContext) -> Floats:
 # hardly grows: its fixed part is that of the weights' bytes against its arithmetic.
 
 # Of what the batch changes, one standard deviation.
-HOST_SPREAD = number("doubts.batch_on_cpu")
+HOST_SPREAD = fitted("doubts.batch_on_cpu")
 # Of every operator, also of those that an operator calls: dispatch and allocation.
-FIXED_NS = number("host.cpu_fixed_ns")
+FIXED_NS = fitted("host.cpu_fixed_ns")
 # FLOPs for which a byte of weights is read and repacked, on a CPU.
-FLOPS_PER_BYTE = number("host.cpu_flops_per_byte")
+FLOPS_PER_BYTE = fitted("host.cpu_flops_per_byte")
 _PRODUCTS = frozenset({"aten::linear", "aten::addmm", "aten::mm", "aten::matmul"})
 _NO_SAMPLES = ("AccumulateGrad", ": TBackward", ": TransposeBackward", ": ViewBackward")
 
@@ -321,8 +321,8 @@ def weights_share(shapes: str) -> float:
 MANY_RUNS = 4  # of a layer in a step; a pair of twins or a discriminator runs twice
 # One standard deviation: the part of the host's fixed time that may grow although no shape shows it
 # (data moves on the same thread, allocations and transfers are larger).
-_UNSEEN = number("doubts.unseen_growth")
-_UNSEEN_ON_CPU = number("doubts.unseen_growth_on_cpu")
+_UNSEEN = fitted("doubts.unseen_growth")
+_UNSEEN_ON_CPU = fitted("doubts.unseen_growth_on_cpu")
 _HALVINGS = 6  # of what may grow, to find the middle
 _LEAST_OWN = 0.03  # of the step
 LEAST_TELLING = 8  # a batch: any table may be a multiple of a smaller one

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.flops.call import DTYPES, Call, Dims, Unknown
 from stepscope.explain.memory.model import ATTENTION
-from stepscope.predict.fitted import number
+from stepscope.predict.fitted import fitted
 from stepscope.predict.fused_loops import (
     CallValues,
     FusedLoop,
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 # are; around convolutions, changes of layout disappear. The optimizer is not compiled.
 
 # Where shapes were not recorded: what elementwise work and norms keep of their time.
-UNKNOWN_SHARE = number("kernels.fused_unknown_share")
-_START_NS = number("kernels.fused_start_ns")  # of each loop
-_SUMS_LONGER = number("kernels.fused_sums")  # sums over all rows read few rows at a time
+UNKNOWN_SHARE = fitted("kernels.fused_unknown_share")
+_START_NS = fitted("kernels.fused_start_ns")  # of each loop
+_SUMS_LONGER = fitted("kernels.fused_sums")  # sums over all rows read few rows at a time
 # An element that is added to memory takes as long as moving so many bytes. PyTorch's own kernels
 # for the same are often faster.
-_ADD_BYTES = number("kernels.fused_add_bytes")
+_ADD_BYTES = fitted("kernels.fused_add_bytes")
 _MAIN_KERNEL = 0.5  # of the operator's time
 _DTYPE_OF_CONVOLUTIONS = ("tf32", "fp32", "bf16", "fp16")
 
@@ -315,7 +315,7 @@ _QUESTION = "aten::is_nonzero"
 _MASK, _CAUSAL = 3, 5  # arguments of attention
 _PRODUCTS = (Family.MATMUL, Family.CONVOLUTION, Family.ATTENTION)
 # Half of the square, and the blocks on the diagonal as a whole.
-MASKED_LONGER = number("kernels.masked_attention")
+MASKED_LONGER = fitted("kernels.masked_attention")
 
 
 def find_mask_checks(context: StepContext) -> Flags:
@@ -381,15 +381,15 @@ def _find_attention(context: StepContext, *, causal: bool) -> Flags:
 # is taken as half the moment's, and half of it is doubtful.
 
 # In operators of the eager step that launch nothing.
-_EAGER_LAUNCH = number("host.compiled_eager_launch")  # more than other operators
-_LAUNCH, _ENTRY = number("host.compiled_launch"), number("host.compiled_entry")
-_LAUNCH_ALONE = number("host.compiled_launch_alone")  # where the parameters are not known
-_GRADIENT, _PARAMETER = number("host.compiled_gradient"), number("host.compiled_parameter")
-_CAST_PARAMETER = number("host.compiled_cast_parameter")
+_EAGER_LAUNCH = fitted("host.compiled_eager_launch")  # more than other operators
+_LAUNCH, _ENTRY = fitted("host.compiled_launch"), fitted("host.compiled_entry")
+_LAUNCH_ALONE = fitted("host.compiled_launch_alone")  # where the parameters are not known
+_GRADIENT, _PARAMETER = fitted("host.compiled_gradient"), fitted("host.compiled_parameter")
+_CAST_PARAMETER = fitted("host.compiled_cast_parameter")
 _MANY_CASTS = 0.25  # per parameter: autocast casts weights, and leaves norms alone
-_USUAL_NS = number("host.compiled_usual_ns")  # per operator
-_KEPT = number("host.compiled_pace_kept")  # how much of an unusual pace stays
-_CALL_DOUBT = number("doubts.compiled_host")
+_USUAL_NS = fitted("host.compiled_usual_ns")  # per operator
+_KEPT = fitted("host.compiled_pace_kept")  # how much of an unusual pace stays
+_CALL_DOUBT = fitted("doubts.compiled_host")
 _LONGEST = 20.0  # median launches: the rest of a longer gap is no launching, and stays
 
 

@@ -38,5 +38,5 @@ def table(name: str, kind: type[Value]) -> Value:
     return msgspec.json.decode(read_fitted(name.partition(".")[0])[name].value, type=kind)
 
 
-def number(name: str) -> float:
+def fitted(name: str) -> float:
     return table(name, float)

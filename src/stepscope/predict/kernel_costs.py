@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.fitted import number, table
+from stepscope.predict.fitted import fitted, table
 from stepscope.text.words import lazy_pattern
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 ALIGNED_BYTES = 16  # that a product's rows have to start at a multiple of
-FLOOR_NS = number("kernels.floor_ns")  # no kernel is shorter
-MEMORY_SHARE = number("kernels.memory_share")  # of the bandwidth, by kernels that only move bytes
-_CALIBRATED_SHARE = number("kernels.calibrated_share")  # of the data sheet's peak
+FLOOR_NS = fitted("kernels.floor_ns")  # no kernel is shorter
+MEMORY_SHARE = fitted("kernels.memory_share")  # of the bandwidth, by kernels that only move bytes
+_CALIBRATED_SHARE = fitted("kernels.calibrated_share")  # of the data sheet's peak
 
 
 class Family(IntEnum):
@@ -156,6 +156,6 @@ def retime_tasks(graph: StepGraph, dur_ns: Floats, operator: Ints) -> StepGraph:
 
 # What launching a CUDA graph costs.
 
-SPACING_NS = number("kernels.graph_spacing_ns")
-LAUNCH_NS, PER_NODE_NS = number("kernels.graph_launch_ns"), number("kernels.graph_node_ns")
-COMPILED_SPACING_NS = number("kernels.compiled_spacing_ns")
+SPACING_NS = fitted("kernels.graph_spacing_ns")
+LAUNCH_NS, PER_NODE_NS = fitted("kernels.graph_launch_ns"), fitted("kernels.graph_node_ns")
+COMPILED_SPACING_NS = fitted("kernels.compiled_spacing_ns")

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.memory.model import ATTENTION
 from stepscope.predict.autocast import changed_mode, traced_mode
-from stepscope.predict.fitted import number
+from stepscope.predict.fitted import fitted
 from stepscope.predict.stalls import NORMAL_95
 from stepscope.predict.step_context import StepContext
 from stepscope.records.folders import user_folder
@@ -161,8 +161,8 @@ def _from_row(row: dict[str, object]) -> OperatorTime:
 
 # Relative errors: if a library or driver changed, of a time between two neighbours of twice the
 # size, and of one that is continued from one side only, for twice the size.
-_OTHER_SOFTWARE = number("doubts.other_software")
-_BETWEEN, _BESIDE = number("doubts.between_sizes"), number("doubts.beyond_size")
+_OTHER_SOFTWARE = fitted("doubts.other_software")
+_BETWEEN, _BESIDE = fitted("doubts.between_sizes"), fitted("doubts.beyond_size")
 _FARTHEST = math.log(2.0) + 1e-9  # in size, from the nearest neighbour
 
 
@@ -287,7 +287,7 @@ def _interpolated(low: PassTime | None, high: PassTime | None, part: float) -> P
 # A step in another precision or with another batch by the library's operator times.
 
 # Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
-ALONE_ERROR = number("doubts.alone")
+ALONE_ERROR = fitted("doubts.alone")
 # A CPU's trace may be this much slower than the probe: calls wait for a core there. A device's
 # kernels do not wait: where trace and probe differ more, the probe ran something else, such as
 # made-up indices that fall differently, or a gradient more or less.

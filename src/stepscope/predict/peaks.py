@@ -16,7 +16,7 @@ from stepscope.explain.memory.captured import predict_peak
 from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.predict.autocast import convolves_in_fp32, find_attention_nodes, find_wide_reads
-from stepscope.predict.fitted import number
+from stepscope.predict.fitted import fitted
 from stepscope.predict.peak_memory.backward_graph import (
     FULL,
     NARROW,
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 # gradients of parameters yet. With few samples the peak is in the optimizer's step, which holds all
 # gradients, and one more copy in its foreach form.
 
-_DOUBT = number("doubts.memory_arithmetic")  # of what arithmetic says
-_BETWEEN_RUNS = number("doubts.memory_between_runs")  # of the peak of an unchanged step
+_DOUBT = fitted("doubts.memory_arithmetic")  # of what arithmetic says
+_BETWEEN_RUNS = fitted("doubts.memory_between_runs")  # of the peak of an unchanged step
 _WORTH_SAYING = 0.03  # of the peak
-_MOVED_DOUBT = number("doubts.memory_moved")  # of what another batch adds or takes
+_MOVED_DOUBT = fitted("doubts.memory_moved")  # of what another batch adds or takes
 
 
 class PeakParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepscope.explain.flops.call import Call, Unknown
 from stepscope.explain.flops.products import asked_gradients, read_convolution
-from stepscope.predict.fitted import number, table
+from stepscope.predict.fitted import fitted, table
 from stepscope.predict.kernel_costs import (
     ALIGNED_BYTES,
     ELEMENT_BYTES,
@@ -50,7 +50,7 @@ _ALIGNED = 16  # bytes
 _RANKS = (3, 4, 5)  # tensors of a convolution over one to three dimensions
 # One deviation of the logarithm of a net's convolutions together. Single ones have a long tail:
 # cuDNN takes other kernels for some shapes, and a tenth of all take half as long again, or longer.
-_DEVIATION = number("doubts.convolutions")
+_DEVIATION = fitted("doubts.convolutions")
 
 
 class Convolution(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,9 +318,9 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 _MOST_CHANNELS = 4  # that a depthwise convolution reads per output
 _OWN = lazy_pattern(r"c1_k1_nhwc")
 _GENERAL = lazy_pattern(r"grouped_direct|implicit_gemm")
-_OWN_SHARE = number("kernels.depthwise_share")  # of fp32's peak, by cuDNN's own kernels
+_OWN_SHARE = fitted("kernels.depthwise_share")  # of fp32's peak, by cuDNN's own kernels
 # Where the kernel of the narrow dtype is not known: it may be this much shorter, or take as long.
-_GAIN = number("doubts.depthwise_gain")
+_GAIN = fitted("doubts.depthwise_gain")
 
 
 def find_depthwise(context: StepContext) -> Flags:

@@ -60,7 +60,7 @@ from stepscope.ui.topics.measurements import (
 from stepscope.ui.words import Answer, or_dash
 
 if TYPE_CHECKING:
-    from stepscope.predict.collective_algorithms import AlgorithmComparison
+    from stepscope.predict.collective_times import AlgorithmComparison
 
 # A calibration in a terminal: verdict, why, next; the machine; a line for each collective.
 
