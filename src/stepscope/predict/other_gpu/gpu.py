@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.predict.fitted import read_fitted
+from stepscope.predict.fitted import read_fitted, table
 from stepscope.records.hardware import DEVICES, Profile, plain_name
 from stepscope.text.words import SITE
 from stepscope.trace.files import read_whole
@@ -24,7 +24,7 @@ from stepscope.trace.machine_profiles import read_profile
 # follows from its peak, its watts and its generation (docs/records/gpus.md).
 
 Closeness = Literal["chip", "generation", "far"]
-_TENSOR = {"tf32": 2.0, "fp16": 1.0, "bf16": 1.0, "fp8": 0.5, "int8": 0.5}  # energy over bf16's
+_TENSOR = table("kernels.tensor_energy", dict[str, float])  # over bf16's
 OLD_GENERATIONS = frozenset({"kepler", "maxwell", "pascal"})  # before libraries took today's form
 _ORDER = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
 _SPLIT_CACHE = frozenset({"ampere", "hopper", "blackwell"})

@@ -41,7 +41,7 @@ _ONE_INPUT = frozenset({"addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", 
 # Each of these reads or writes this many tensors.
 _TENSORS = dict.fromkeys(_TWO_INPUTS, 3.0) | dict.fromkeys(_ONE_INPUT, 2.0)
 _TENSORS |= {"silu_mul": 3.0, "rope": 2.0}
-_CONVOLUTION_POWER = 0.25  # convolutions draw less power than products
+_CONVOLUTION_POWER = fitted("kernels.convolution_power")  # they draw less power than products
 _ONE_TILE = frozenset({"ampere", "ada", "hopper", "blackwell"})
 _LAUNCH_SPREAD = fitted("doubts.launch")  # of hosts' launch times
 # A model's share of the source's time is trusted down to this: the rest may be the host's.
@@ -235,7 +235,7 @@ def _moving(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, *, tensors: 
 # returns milliseconds of the kernel alone.
 
 _SPLITS = (1, 4, 16)  # of the inner dimension, whose parts are added up afterwards
-_SPLIT_START_MS = 0.004
+_SPLIT_START_MS = fitted("kernels.split_start_ms")
 _ADDED_BYTES = 4  # parts of a split product are in fp32
 _SOFTMAX_BY_WARP = 1024  # columns that one warp holds in registers: the row is read once
 _VECTOR_BYTES = 16.0  # that a thread of a softmax reads at once
