@@ -59,7 +59,7 @@ from stepscope.ui.topics.measurements import (
 from stepscope.ui.words import Answer, or_dash
 
 if TYPE_CHECKING:
-    from stepscope.predict.collective_algorithms import AlgorithmComparison
+    from stepscope.predict.collective_times import AlgorithmComparison
 
 _WIDE = 88  # columns that the whole table of collectives needs
 

@@ -40,7 +40,7 @@ from stepscope.ui.topics.section import Column, Table
 from stepscope.ui.words import Answer, or_dash
 
 if TYPE_CHECKING:
-    from stepscope.predict.collective_algorithms import AlgorithmComparison
+    from stepscope.predict.collective_times import AlgorithmComparison
 
 SCHEMA = 1
 _DISTURBED = 0.2  # passes that disagree by more than this: other programs used the machine

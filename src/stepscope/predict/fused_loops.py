@@ -15,6 +15,7 @@ from stepscope.explain.flops.call import MATMUL_LIKE, Call, Tensor, Unknown, tot
 from stepscope.explain.flops.memory_bound import VIEWS, promoted
 from stepscope.explain.flops.prices import price_call
 from stepscope.explain.flops.products import broadcast
+from stepscope.predict.fitted import fitted
 from stepscope.text.words import lazy_pattern
 
 # Loops over as many elements fuse if one reads what the other made, or both read the same. What is
@@ -396,7 +397,7 @@ _ALONE = lazy_pattern(
 # Backward of these reads what forward wrote, which the next product needs as well.
 _KEEPS_RESULT = lazy_pattern(r"^aten::(?:threshold|_softmax)_backward")
 _COSTLY = lazy_pattern(r"gelu|erf")
-_SOFTMAX_COST = 0.5  # log_softmax over 30,000 to 50,000 words on an H200: 0.35 to 0.6
+_SOFTMAX_COST = fitted("kernels.fused_softmax")
 _FILL = lazy_pattern(r"^aten::(?:fill_|zero_)$")
 _SCATTER_ADD = ("aten::scatter_add_", "aten::scatter_add")
 # Those that the compiler writes as loops, and how many elements make one.
