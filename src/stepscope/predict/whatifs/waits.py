@@ -8,10 +8,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.compiled.summary import find_break_spans
-from stepscope.predict.data_parallel import step_window
 from stepscope.predict.declaration import NothingToChange, Outcome, Refused, WrongValue, changed
 from stepscope.predict.stalls import name_cause
-from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_context import StepContext, step_window
 from stepscope.predict.step_spans import shorten_spans, without_waits
 from stepscope.records.run import STALL_CAUSES
 from stepscope.step.edit import Selection, remove
