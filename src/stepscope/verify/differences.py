@@ -5,7 +5,7 @@ step, and the traits that both sides captured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -158,7 +158,8 @@ def compare_traits(
     """`a` and `b` are each side's facts and explanation; `phases` holds phases and stalls;
     `step_ms` is A's step."""
     before, after = read_traits(*a), read_traits(*b)
-    traits = [*_words_of_both(before, after), *_counts_of_both(before, after)]
+    counts = _counts(before.facts), _counts(after.facts)  # threads and workers
+    traits = [*_of_both(before.words, after.words), *_of_both(*counts)]
     for compare in (_parameters, _batch, _products_per_step, _blocking):
         traits += compare(before, after)
     traits += _data_loading(phases, step_ms)
@@ -169,22 +170,8 @@ def compare_traits(
     )
 
 
-def _words_of_both(a: Traits, b: Traits) -> list[Difference]:
-    return [
-        Difference(name=name, a=a.words[name], b=b.words[name])
-        for name in a.words
-        if name in b.words
-    ]
-
-
-def _counts_of_both(a: Traits, b: Traits) -> list[Difference]:
-    """Threads and workers, if capture counted them."""
-    before, after = _counts(a.facts), _counts(b.facts)
-    return [
-        Difference(name=name, a=str(before[name]), b=str(after[name]))
-        for name in before
-        if name in after
-    ]
+def _of_both(a: Mapping[str, object], b: Mapping[str, object]) -> list[Difference]:
+    return [Difference(name=name, a=str(a[name]), b=str(b[name])) for name in a if name in b]
 
 
 def _counts(facts: dict[str, Any]) -> dict[str, int]:

@@ -35,7 +35,7 @@ from stepscope.trace.files import (
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_facts import RANK, folder_rank, read_facts
 from stepscope.trace.run_folder.rank_folder import read_captured
-from stepscope.trace.run_folder.run_state import read_origin
+from stepscope.trace.run_folder.run_state import MAX_RUN_BYTES, RUN, read_origin
 from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 
 # A job's step is that of its slowest rank: the one with the longest mean step. Ranks that train
 # together take equally long; if one takes longer, the job waits for it.
-
-RUN = "run.json"
-_MOST_BYTES = 64 << 20  # of run.json, which lists every rank
 
 
 class _WholeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +210,7 @@ def _mean_ns(columns: StepColumns) -> float:
 def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
     """The first rank's facts, and those of the whole run."""
     facts = read_facts(ranks[0]) if ranks else {}
-    whole = read_record(folder / RUN, _WholeRun, Oddities(RUN), _MOST_BYTES) or _WholeRun()
+    whole = read_record(folder / RUN, _WholeRun, max_bytes=MAX_RUN_BYTES) or _WholeRun()
     facts["command"], facts["exit_code"] = whole.command, whole.exit_code
     facts["world_size"] = whole.world_size or facts.get("world_size")
     origin = read_origin(folder, ranks)

@@ -15,7 +15,7 @@ from stepscope.records.quality import Bytes, StepNumber
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.text.figures import binary_size
 from stepscope.text.words import counted
-from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
+from stepscope.trace.decode import NotJsonError, decode, read_record
 from stepscope.trace.files import is_folder, read_whole
 from stepscope.trace.run_folder.rank_facts import folder_rank
 
@@ -54,7 +54,7 @@ def read_trial(run: Path) -> dict[int, RankTrial]:
     for folder in sorted(run.glob("rank-*")):
         if "." in folder.name or not is_folder(folder):
             continue
-        trial = read_record(folder / TRIAL, RankTrial, Oddities(TRIAL), _MOST_BYTES)
+        trial = read_record(folder / TRIAL, RankTrial, max_bytes=_MOST_BYTES)
         number = folder_rank(folder)
         if trial is not None and number is not None:
             ranks[number] = trial

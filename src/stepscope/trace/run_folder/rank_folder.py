@@ -159,9 +159,8 @@ def _without_ranges(group: CapturedGroup) -> dict[str, Any]:
 
 def read_rounds(folder: Path) -> tuple[Rounds, ...]:
     """Only a rank's clock rounds; empty if it has none."""
-    about_clock = Oddities(CLOCK)
-    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
-    return tuple(_rounds(clock.syncs, about_clock))
+    clock = read_record(folder / CLOCK, _Clock) or _Clock()
+    return tuple(_rounds(clock.syncs, Oddities(CLOCK)))
 
 
 def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:

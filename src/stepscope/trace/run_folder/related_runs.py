@@ -18,11 +18,11 @@ from stepscope.records.comparison import TuneResult
 from stepscope.records.job import SimilarRuns
 from stepscope.records.run import RunOrigin
 from stepscope.text.words import lazy_pattern
-from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
+from stepscope.trace.decode import NotJsonError, decode, read_record
 from stepscope.trace.files import is_folder, list_folder, may_exist, read_whole
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_folder import MEMORY
-from stepscope.trace.run_folder.run_state import RUN_FILE, read_origin
+from stepscope.trace.run_folder.run_state import RUN, read_origin
 
 TUNE = "tune.json"
 JOURNAL, TRIALS = "journal.jsonl", "trials"  # there from the first trial on
@@ -57,8 +57,7 @@ def read_tune(folder: Path) -> TuneResult:
     try:
         return decode(read_whole(file), TuneResult)
     except NotJsonError:
-        oddities = Oddities(TUNE)
-        result = read_record(file, TuneResult, oddities)
+        result = read_record(file, TuneResult)
     if result is None:
         raise UnreadableInputError(f"{file} cannot be read as a tune's result")
     return result
@@ -131,9 +130,7 @@ def find_similar_runs(rank: Path) -> SimilarRuns | None:
     if script is None:
         return None
     try:
-        others = [
-            one for one in list_folder(run.parent) if one != run and may_exist(one / RUN_FILE)
-        ]
+        others = [one for one in list_folder(run.parent) if one != run and may_exist(one / RUN)]
     except UnreadableInputError:
         others = []
     own, weights = _arguments(command), _weights_bytes(rank)
@@ -153,7 +150,7 @@ def find_similar_runs(rank: Path) -> SimilarRuns | None:
 
 
 def _command(run: Path) -> tuple[str, ...]:
-    origin = read_origin(run) if may_exist(run / RUN_FILE) else None
+    origin = read_origin(run)
     return origin.command if origin else ()
 
 
@@ -183,5 +180,5 @@ def _is_path(word: str) -> bool:
 
 def _weights_bytes(rank: Path) -> int | None:
     """None where memory was not captured."""
-    known = read_record(rank / MEMORY, _Weights, Oddities(MEMORY))
+    known = read_record(rank / MEMORY, _Weights)
     return ((known and known.categories) or {}).get("parameters")

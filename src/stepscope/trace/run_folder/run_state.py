@@ -37,7 +37,7 @@ from stepscope.records.run import (
 )
 from stepscope.records.source_lines import Place
 from stepscope.text.words import counted, plural
-from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
+from stepscope.trace.decode import NotJsonError, decode, read_record
 from stepscope.trace.files import (
     SIDE_FILES,
     LineFile,
@@ -47,7 +47,7 @@ from stepscope.trace.files import (
     read_whole,
 )
 from stepscope.trace.remote import is_url
-from stepscope.trace.run_folder.rank_facts import decode_facts, folder_rank
+from stepscope.trace.run_folder.rank_facts import RANK, decode_facts, folder_rank
 
 # How the run in a folder ended: closed, still running, or left open and by which process.
 #
@@ -55,8 +55,8 @@ from stepscope.trace.run_folder.rank_facts import decode_facts, folder_rank
 # closed, and name their process. Either may be missing, cut short or from another machine.
 
 _T = TypeVar("_T")
-RUN, RANK = "run.json", "rank.json"
-_MAX_FILE_BYTES = 64 << 20
+RUN = "run.json"
+MAX_RUN_BYTES = 64 << 20  # it lists every rank
 _NAMED = 4  # ranks that a sentence names
 
 
@@ -365,7 +365,7 @@ def _version_words(name: str, users: Sequence[tuple[str, str]]) -> str:
 def _decode(file: Path, kind: type[_T]) -> tuple[_T | None, str | None]:
     """The file's record, or why it cannot be read; neither if there is no file."""
     try:
-        content = read_whole(file, _MAX_FILE_BYTES)
+        content = read_whole(file, MAX_RUN_BYTES)
         if not content.strip(b"\0 \n"):
             return None, f"{file.name} is empty"
         return decode(content, kind), None
@@ -467,8 +467,6 @@ def _exceptions(run: Path) -> Iterator[_ProcessLine]:
 
 # How a run was started: run.json's command and remedies, and what its ranks say became of them.
 
-RUN_FILE = "run.json"
-_MOST_RUN_BYTES = 64 << 20  # of run.json, which lists every rank
 _MOST_RANKS = 64  # whose rank.json is read: all ranks are asked for the same
 
 
@@ -483,7 +481,7 @@ class _RunStart(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_origin(run: Path, ranks: Iterable[Path] = ()) -> RunOrigin | None:
     """`ranks` are the folders of its ranks. None without a run.json and without remedies."""
-    start = read_record(run / RUN_FILE, _RunStart, Oddities(RUN_FILE), _MOST_RUN_BYTES)
+    start = read_record(run / RUN, _RunStart, max_bytes=MAX_RUN_BYTES)
     remedies = join_ranks(
         (start.remedies if start else None) or (),
         [_rank_remedies(rank) for rank in islice(ranks, _MOST_RANKS)],
@@ -507,7 +505,7 @@ def origin_of_traces(paths: Iterable[str]) -> RunOrigin | None:
 
 
 def _rank_remedies(rank: Path) -> list[AppliedRemedy]:
-    remedies = decode_facts(rank, Oddities("rank.json")).remedies
+    remedies = decode_facts(rank).remedies
     return remedies if isinstance(remedies, list) else []
 
 

@@ -163,7 +163,7 @@ def _column(chunk: Chunk, name: str) -> Ints:
 
 def _read_counts(folder: Path) -> _CountingRank:
     """What was counted; older captures did not count."""
-    rank = read_record(folder / "rank.json", _CountingRank, Oddities("rank.json"))
+    rank = read_record(folder / "rank.json", _CountingRank)
     return rank if rank is not None else _CountingRank()
 
 
