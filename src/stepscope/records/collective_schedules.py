@@ -309,7 +309,12 @@ def _bruck(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
 
 def _hierarchical(parties: Sequence[Party], groups: Groups) -> CollectiveSteps:
     """Rings inside hosts and rings between them: the i-th ranks of all hosts share a ring."""
-    fold = _fold_to_equal_groups(parties, groups)
+    # Every group keeps as many ranks as the smallest one has; the others hand over in turn.
+    kept = min(map(len, groups))
+    partners = {
+        rank: group[place % kept] for group in groups for place, rank in enumerate(group[kept:])
+    }
+    fold = _fold(parties, partners)
     hosts = [[party for party in fold.parties if party.rank in group] for group in groups]
 
     def rings(toward: int) -> Steps:
@@ -386,15 +391,6 @@ def _fold_to_power_of_two(parties: Sequence[Party]) -> Fold:
     too_many = len(parties) - (1 << (len(parties).bit_length() - 1))
     ranks = [party.rank for party in parties]
     return _fold(parties, {ranks[2 * i + 1]: ranks[2 * i] for i in range(too_many)})
-
-
-def _fold_to_equal_groups(parties: Sequence[Party], groups: Groups) -> Fold:
-    """Every group keeps as many ranks as the smallest one has; the others hand over in turn."""
-    kept = min(map(len, groups))
-    partners = {
-        rank: group[place % kept] for group in groups for place, rank in enumerate(group[kept:])
-    }
-    return _fold(parties, partners)
 
 
 ALGORITHMS: dict[str, Callable[[Sequence[Party], Groups], CollectiveSteps]] = {

@@ -163,7 +163,9 @@ def compare_traits(
     for compare in (_parameters, _batch, _products_per_step, _blocking):
         traits += compare(before, after)
     traits += _data_loading(phases, step_ms)
-    traits += _stalled(phases, step_ms)
+    # All causes together; nothing where no step of either side stalled.
+    rows = [row for row in phases if row.id.startswith("stall_")]
+    traits += [_moved("stalls", rows, step_ms)] if rows else []
     return ComparedFacts(
         looked_at=tuple(row.name for row in traits),
         changed=tuple(row for row in traits if row.a != row.b),
@@ -250,12 +252,6 @@ def _data_loading(phases: Sequence[PhaseChange], step_ms: float) -> list[Differe
     if not any(row.id == "data" for row in phases):
         return []
     return [_moved("data loading", [r for r in phases if r.id in ("data", "stall_data")], step_ms)]
-
-
-def _stalled(phases: Sequence[PhaseChange], step_ms: float) -> list[Difference]:
-    """All causes together; nothing where no step of either side stalled."""
-    rows = [row for row in phases if row.id.startswith("stall_")]
-    return [_moved("stalls", rows, step_ms)] if rows else []
 
 
 def _moved(name: str, rows: Sequence[PhaseChange], step_ms: float) -> Difference:

@@ -197,7 +197,16 @@ def batch_growth(a: Iterable[Shapes], b: Iterable[Shapes]) -> tuple[int, int] | 
         for other in after - before or after:
             factor = _factor(shapes, other)
             if factor is not None and factor != 1 and _all_grow(before, after, factor):
-                return _smallest(before, after, factor)
+                grown = {
+                    (x, y)
+                    for a in before
+                    for b in after
+                    if _factor(a, b) == factor
+                    for dims, others in zip(a, b, strict=True)
+                    for x, y in zip(dims, others, strict=True)
+                    if x != y
+                }
+                return min(grown)
     return None
 
 
@@ -223,19 +232,6 @@ def _all_grow(before: set[Shapes], after: set[Shapes], factor: float) -> bool:
     return all(any(fits(a, b) for b in after) for a in before) and all(
         any(fits(a, b) for a in before) for b in after
     )
-
-
-def _smallest(before: set[Shapes], after: set[Shapes], factor: float) -> tuple[int, int]:
-    grown = {
-        (x, y)
-        for a in before
-        for b in after
-        if _factor(a, b) == factor
-        for dims, others in zip(a, b, strict=True)
-        for x, y in zip(dims, others, strict=True)
-        if x != y
-    }
-    return min(grown)
 
 
 def common_factor(a: dict[str, float], b: dict[str, float]) -> float | None:

@@ -103,7 +103,12 @@ def screen(
     deviation short of WORTH is not promising. Confirm the promising ones in the order of their
     gain.
     """
-    around = _nearest(candidate, base)
+    before = [trial for trial in base if trial.number < candidate.number]
+    after = [trial for trial in base if trial.number > candidate.number]
+    around = [
+        *([max(before, key=lambda trial: trial.number)] if before else []),
+        *([min(after, key=lambda trial: trial.number)] if after else []),
+    ]
     noise = start_noise(_repeated(trials))
     saved = float(np.mean([_log(trial) for trial in around])) - _log(candidate)
     deviation = noise.deviation * math.sqrt(1 + 1 / len(around))
@@ -145,7 +150,8 @@ def judge(
     if few < FEWEST_STEPS:
         why = f"a trial has {few} steady steps, but {FEWEST_STEPS} are needed"
         return GainVerdict(decision="not kept", gain=None, pairs=len(pairs), more=0, why=why)
-    return _Test(pairs, _noise_of(pairs, trials), level).verdict()
+    own = {trial.remedies for pair in pairs for trial in pair}
+    return _Test(pairs, start_noise(_repeated(trials), own), level).verdict()
 
 
 class _Test:
@@ -222,22 +228,6 @@ def _share_of_test(number: int, expected: int) -> float:
     return 0.5 / (later * (later + 1))
 
 
-def _nearest(candidate: TimedTrial, base: Sequence[TimedTrial]) -> list[TimedTrial]:
-    before = [trial for trial in base if trial.number < candidate.number]
-    after = [trial for trial in base if trial.number > candidate.number]
-    return [
-        *([max(before, key=lambda trial: trial.number)] if before else []),
-        *([min(after, key=lambda trial: trial.number)] if after else []),
-    ]
-
-
-def _noise_of(
-    pairs: Sequence[tuple[TimedTrial, TimedTrial]], trials: Sequence[TimedTrial]
-) -> StartNoise:
-    own = {trial.remedies for pair in pairs for trial in pair}
-    return start_noise(_repeated(trials), own)
-
-
 def _repeated(trials: Sequence[TimedTrial]) -> dict[tuple[str, ...], list[float]]:
     """Logarithms of the steps of what ran at least twice, by configuration, in order of time."""
     logs: dict[tuple[str, ...], list[float]] = {}
@@ -303,7 +293,11 @@ def start_noise(
     usual = _usual(by_name.values()) if own else None
     if usual is not None:
         known = [[by_name[name]] if name in by_name else [] for name in own]
-        noise = _mean([_pooled([usual, *scatters]) for scatters in known])
+        # Of independent estimates; the freedom is Satterthwaite's.
+        scatters = [_pooled([usual, *scatters]) for scatters in known]
+        total = sum(scatter.variance for scatter in scatters)
+        freedom = total**2 / sum(scatter.variance**2 / scatter.freedom for scatter in scatters)
+        noise = _Scatter(total / len(scatters), freedom)
     return StartNoise(
         deviation=max(_LEAST, math.sqrt(noise.variance)),
         freedom=min(noise.freedom, pooled.freedom),
@@ -322,13 +316,6 @@ def _pooled(scatters: Collection[_Scatter]) -> _Scatter:
     freedom = sum(scatter.freedom for scatter in scatters)
     squares = sum(scatter.freedom * scatter.variance for scatter in scatters)
     return _Scatter(squares / freedom, freedom)
-
-
-def _mean(scatters: Sequence[_Scatter]) -> _Scatter:
-    """Of independent estimates; the freedom is Satterthwaite's."""
-    total = sum(scatter.variance for scatter in scatters)
-    freedom = total**2 / sum(scatter.variance**2 / scatter.freedom for scatter in scatters)
-    return _Scatter(total / len(scatters), freedom)
 
 
 def _usual(scatters: Collection[_Scatter]) -> _Scatter | None:

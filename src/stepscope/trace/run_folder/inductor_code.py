@@ -239,7 +239,18 @@ class _Join:
         for name in (*call.writes, *call.wholes):
             node = self._node_of.get(name)
             if node is None and name not in call.wholes:
-                node = self._guess(name, reachable, taken=set(self._node_of.values()))
+                # The last reachable node of this size that others read.
+                taken = set(self._node_of.values())
+                size = self._code.sizes.get(name)
+                same = [
+                    node
+                    for node in reachable
+                    if self._inputs[node]
+                    and node not in taken
+                    and (size is None or self._operators[node].size_bytes in (None, size))
+                ]
+                outside = [node for node in same if set(self._users.get(node, ())) - reachable]
+                node = max(outside or same, key=self._order.__getitem__, default=None)
             if node is not None:
                 self._node_of.setdefault(name, node)
                 written.append(node)
@@ -265,19 +276,6 @@ class _Join:
                     found.add(user)
                     wave.append(user)
         return found
-
-    def _guess(self, name: str, reachable: set[str], taken: set[str]) -> str | None:
-        """The last reachable node of this size that others read."""
-        size = self._code.sizes.get(name)
-        same = [
-            node
-            for node in reachable
-            if self._inputs[node]
-            and node not in taken
-            and (size is None or self._operators[node].size_bytes in (None, size))
-        ]
-        outside = [node for node in same if set(self._users.get(node, ())) - reachable]
-        return max(outside or same, key=self._order.__getitem__, default=None)
 
     def _slice(self, written: Iterable[str], stop: set[str]) -> set[str]:
         """All that these nodes need, back to where it stops."""

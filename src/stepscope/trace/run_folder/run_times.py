@@ -193,20 +193,17 @@ def read_command_times(run: Path, host: str | None, process_began_ns: int | None
         if process_began_ns is None or (one.started_unix or 0) * 1e9 <= process_began_ns
     ]
     if started or own:
-        times = _span(started or own)
+        # Of the last attempt among them: the first start and the last end of its commands.
+        runs = started or own
+        last = max(run.attempt for run in runs)
+        current = [run for run in runs if run.attempt == last]
+        starts = [run.started_unix for run in current if run.started_unix is not None]
+        ends = [run.ended_unix for run in current if run.ended_unix is not None]
+        over = len(ends) == len(current)  # no end while one of the commands has none
+        times = CommandTimes(min(starts, default=None), max(ends) if over else None)
         process = (started or own)[0].process if elsewhere and len(by_host) == 1 else None
         return msgspec.structs.replace(times, process=process)
     return _run_times(run / RUN, stamp_of(run / RUN))
-
-
-def _span(runs: Sequence[HostRun]) -> CommandTimes:
-    """Of the last attempt among them: the first start and the last end of its commands."""
-    last = max(run.attempt for run in runs)
-    current = [run for run in runs if run.attempt == last]
-    starts = [run.started_unix for run in current if run.started_unix is not None]
-    ends = [run.ended_unix for run in current if run.ended_unix is not None]
-    over = len(ends) == len(current)  # no end while one of the commands has none
-    return CommandTimes(min(starts, default=None), max(ends) if over else None)
 
 
 # Every rank asks for the same few files. The stamp changes when one of them is written again.
