@@ -73,7 +73,7 @@ class Oddities:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """For a record's `quality`."""
+        """Return the notes for a record's `quality`."""
         if not self.count:
             return tuple(self._notes)
         odd = Note(
@@ -132,7 +132,7 @@ _REPR.maxstring = _REPR.maxother = 60
 
 
 def _fit_parts(value: Any, kind: Any, place: str, oddities: Oddities) -> Any:
-    """None if this kind has no parts, or the value has others."""
+    """Return None if this kind has no parts, or the value has others."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(value, dict):
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

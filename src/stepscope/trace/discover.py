@@ -48,7 +48,7 @@ def find_traces(path: str | Path) -> list[TraceFile]:
 
 
 def find_job_files(path: str | Path) -> JobFiles:
-    """As `find_traces`; only a run folder has ranks without a trace."""
+    """Do as `find_traces`; only a run folder has ranks without a trace."""
     here = _here(path)
     return JobFiles([*find_remote_traces(str(path))], []) if here is None else _find(here)
 
@@ -240,7 +240,7 @@ def order_by_start(folders: Sequence[Path]) -> list[Path]:
 
 
 def _process_of(folder: Path) -> object:
-    """What distinguishes the process that wrote a rank's folder."""
+    """Return what distinguishes the process that wrote a rank's folder."""
     facts = decode_facts(folder)
     if facts.process not in (UNSET, None):
         return facts.process

@@ -203,7 +203,8 @@ def _read_memory(
 
 
 def _sizes_at_ends(steps: StepColumns | None) -> tuple[tuple[int, int], ...]:
-    """Of the first steps and the last ones; a long run has millions in between."""
+    """Return the sizes at the ends of the first and the last steps; a long run has millions in
+    between."""
     if steps is None or steps.allocated_bytes is None:
         return ()
     places = np.flatnonzero(steps.allocated_bytes >= 0)

@@ -51,7 +51,7 @@ def with_promise(comparison: Comparison, promise_id: str | None = None) -> Compa
 def examine(
     promise: Promise, comparison: Comparison, *, named: bool = False
 ) -> tuple[Sequence[str], str | None]:
-    """What shows the promised change in B, and why the promise stays open, if it does."""
+    """Return what shows the promised change in B, and why the promise stays open, if it does."""
     if comparison.steps_are == "profiled":
         return (), f"{_PROFILED}: compare run folders (stepscope run) or use stepscope ab"
     why = _other_work(promise.workload, comparison.workload, named=named)
@@ -224,7 +224,7 @@ def _makes(remedy: str, setting: Setting) -> bool:
 
 
 def _is_promised(settings: Sequence[Setting], row: Difference) -> bool:
-    """Only what was promised was added, and nothing was taken away."""
+    """Tell whether only what was promised was added, and nothing was taken away."""
     before, after = (row.a or "").split(", "), (row.b or "").split(", ")
     kept = {*before} - {NO_REMEDIES} <= {*after}
     promised = all(any(_makes(name, one) for one in settings) for name in _added(row))

@@ -72,7 +72,8 @@ def _as_recorded(explanation: Explanation) -> Budget:
 
 
 def kernel_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
-    """By name, the largest change first: new ones, gone ones, and those that take another time.
+    """List kernels by name, the largest change first: new ones, gone ones, and those that take
+    another time.
 
     Empty if nothing ran on a device: a CPU's kernels are its operators.
     """
@@ -80,7 +81,7 @@ def kernel_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
 
 
 def operator_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
-    """By name, whatever the shapes: own device time, or own host time on a CPU."""
+    """List operators by name, whatever the shapes: own device time, or own host time on a CPU."""
     on_device = _on_device(a, b)
 
     def rows(rank: RankExplanation) -> Iterator[Row]:
@@ -177,7 +178,7 @@ def _of_both(a: Mapping[str, object], b: Mapping[str, object]) -> list[Differenc
 
 
 def _counts(facts: dict[str, Any]) -> dict[str, int]:
-    """From the facts themselves and from the tables among them."""
+    """Take counts from the facts themselves and from the tables among them."""
     tables = [facts, *(value for value in facts.values() if isinstance(value, dict))]
     # Of the DataLoader that fed most of the training.
     loaders = (facts.get("data") or {}).get("loaders", ())
@@ -208,7 +209,8 @@ def _parameters(a: Traits, b: Traits) -> list[Difference]:
 
 
 def _batch(a: Traits, b: Traits) -> list[Difference]:
-    """From the shapes of products in every step; a last, shorter batch does not count."""
+    """Read the batch from the shapes of products in every step; a last, shorter batch does not
+    count."""
     before, after = ({key for key, calls in side.products.items() if calls >= 1} for side in (a, b))
     if not before or not after:
         return []

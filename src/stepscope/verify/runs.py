@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,20 +110,18 @@ def profiled_run(run: ComparedRun, explanation: Explanation) -> ComparedRun:
     slowest = max(ranks, key=lambda rank: rank.step_ms.profiled or 0.0)
     cycles = slowest.steps.cycles_ns
     steps_ns = cycles if len(cycles) > 1 else [step.dur_ns for step in slowest.steps.steps]
-    return ComparedRun(
-        path=run.path,
+    return replace(
+        run,
         steps_are="profiled",
         step_ms=np.array(steps_ns, np.float64) / 1e6,
         rank=slowest.rank if len(explanation.ranks) > 1 else None,
-        facts=run.facts,
-        peak_bytes=run.peak_bytes,
+        columns=None,
         has_trace=True,
-        notes=run.notes,
     )
 
 
 def _rank_folders(run: Path) -> list[Path]:
-    """Without folders of a second process that claimed the same rank (`rank-00000.2`)."""
+    """Leave out folders of a second process that claimed the same rank (`rank-00000.2`)."""
     return [
         rank
         for rank in sorted(run.glob("rank-*"))
@@ -150,15 +148,7 @@ def _measured_run(folder: Path, ranks: list[Path]) -> ComparedRun:
                 f"{folder} has no step to compare: all of its steps are inside the profiled window"
             )
         why = f"{folder}: all of its steps are inside the profiled window"
-        return ComparedRun(
-            path=path,
-            steps_are="profiled",
-            step_ms=np.empty(0),
-            facts=facts,
-            peak_bytes=peak,
-            has_trace=True,
-            notes=(why,),
-        )
+        return replace(_traced_run(path), facts=facts, peak_bytes=peak, notes=(why,))
     slowest = max(columns_by_rank, key=lambda rank: _mean_ns(columns_by_rank[rank]))
     columns = columns_by_rank[slowest]
     number = read_facts(slowest).get("rank", folder_rank(slowest))
@@ -188,7 +178,7 @@ def _notes(
 
 
 def _plain_columns(rank: Path) -> StepColumns | None:
-    """None without a plain step. What was odd about the file, `explain` says."""
+    """Return None without a plain step. What was odd about the file, `explain` says."""
     columns = read_step_columns(rank, Oddities(STEPS_FILE))
     if columns is None or not columns.plain.any():
         return None
@@ -300,7 +290,7 @@ _NUMBER = re.compile(r"([-+.\w]+?)\s*(ns|us|µs|ms|s)?", re.IGNORECASE)
 
 
 def is_step_list(path: Path) -> bool:
-    """By its name; a .json file may be a trace as well, so its content decides."""
+    """Tell by its name; a .json file may be a trace as well, so its content decides."""
     if path.name.endswith(ENDINGS):
         return True
     if not path.name.endswith(".json"):
@@ -315,7 +305,7 @@ def is_step_list(path: Path) -> bool:
 
 
 def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> StepTimes:
-    """In the order of the file; raises UnreadableInputError for anything but step times."""
+    """Read steps in the file's order; raises UnreadableInputError for anything but step times."""
     text = _decode_file(path)
     if path.name.endswith(".json"):
         rows = _json_rows(path, _decoded(path, text))

@@ -25,7 +25,7 @@ _DRIFTS = 0.01
 
 
 def warm_up(steps: Floats) -> int:
-    """How many of the first steps to leave out."""
+    """Return how many of the first steps to leave out."""
     if len(steps) < _FEWEST:
         return 0
     medians = block_medians(steps, GROUP)
@@ -37,7 +37,7 @@ def warm_up(steps: Floats) -> int:
 
 
 def drift(steps: Floats) -> float | None:
-    """How much longer the second half's steps are, as a share; None if it may be chance."""
+    """Return how much longer the second half's steps are, as a share; None if it may be chance."""
     if len(steps) < _FEWEST:
         return None
     half = len(steps) // 2

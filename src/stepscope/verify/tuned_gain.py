@@ -81,7 +81,7 @@ class GainVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def other_way_round(gain: Gain) -> Gain:
-    """What the base saves against the candidate."""
+    """Return what the base saves against the candidate."""
 
     def turned(share: float) -> float:
         return -share / (1 - share)
@@ -221,7 +221,7 @@ class _Test:
 
 
 def _share_of_test(number: int, expected: int) -> float:
-    """Of FALSE_KEEPS; `number` counts from 0. Over all numbers they add up to 1."""
+    """Return a test's share of FALSE_KEEPS; `number` counts from 0, and all add up to 1."""
     if number < expected:
         return 0.5 / expected
     later = number - expected + 1
@@ -247,7 +247,7 @@ def _gain(saved: float, reach: float) -> Gain:
 
 
 def _share(saved: float) -> float:
-    """Of the base's step, from the logarithm of base over candidate."""
+    """Return the share of the base's step from the logarithm of base over candidate."""
     return -math.expm1(-saved)
 
 
@@ -285,7 +285,7 @@ def start_noise(
     logs: Mapping[tuple[str, ...], Sequence[float]],
     own: Collection[tuple[str, ...]] = (),
 ) -> StartNoise:
-    """On average over `own` configurations, or of all; `logs` are repeated runs', in order."""
+    """Average over `own` configurations, or of all; `logs` are repeated runs', in order."""
     by_name = {name: _scatter(values) for name, values in logs.items()}
     if not by_name:
         return StartNoise(deviation=_FIRST_GUESS, freedom=0.0)
@@ -305,8 +305,8 @@ def start_noise(
 
 
 def _scatter(logs: Sequence[float]) -> _Scatter:
-    """Only runs that follow each other are compared, so that a slow drift of the machine counts
-    little (von Neumann's estimate: half the mean square of successive differences)."""
+    """Compare only runs that follow each other, so that a slow drift of the machine counts little
+    (von Neumann's estimate: half the mean square of successive differences)."""
     n = len(logs)
     variance = float((np.diff(logs) ** 2).mean()) / 2
     return _Scatter(max(variance, _LEAST**2), 2 * (n - 1) ** 2 / (3 * n - 4))

@@ -173,7 +173,8 @@ class StepFollower:
         self._keep(rows)
 
     def _keep(self, rows: Ints) -> None:
-        """What was handed out before never changes: new steps follow it, or the array is new."""
+        """Keep new steps. What was handed out before never changes: new steps follow it, or the
+        array is new."""
         rows = rows[:, _chosen(rows[0], self._halvings)]
         count = self._kept + rows.shape[1]
         if count > self._rows.shape[1]:

@@ -88,7 +88,7 @@ class _Join:
         self._written = set(self._maker) | set(code.renamed)
 
     def _base(self, name: str) -> str:
-        """What a view is a view of."""
+        """Return what a view is a view of."""
         while name in self._views:
             name = self._views[name]
         return name
@@ -134,7 +134,7 @@ class _Join:
         return best
 
     def _fit(self, call: CodeCall, node: str) -> int:
-        """How many operands are the same on both sides; -1 if a known one differs."""
+        """Return how many operands are the same on both sides; -1 if a known one differs."""
         known = [self._lookup(name) for name in call.writes]
         if any(other is not None and other != node for other in known):
             return -1
@@ -403,7 +403,7 @@ class _Reading:
             self.returned = tuple(_tensor(word) or "" for word in split_arguments(returned[1]))
 
     def _take_signature(self, line: str) -> None:
-        """Of a C++ kernel: one parameter a line."""
+        """Take the signature of a C++ kernel: one parameter a line."""
         whole = (self._signature or "") + line
         self._signature = whole
         if ")" in line:
@@ -476,7 +476,7 @@ def _tensor(argument: str) -> str | None:
 
 
 def _names_of_parameters(text: str) -> tuple[str, ...]:
-    """Of a C++ signature, where a type may be `at::BFloat16*`, or a Python one."""
+    """List parameters of a C++ signature, where a type may be `at::BFloat16*`, or a Python one."""
     names = (_PARAMETER.search(_ANNOTATED.split(one)[0].strip()) for one in split_arguments(text))
     return tuple(name[1] for name in names if name)
 

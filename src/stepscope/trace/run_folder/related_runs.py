@@ -123,7 +123,7 @@ class _Weights(msgspec.Struct, frozen=True):
 
 
 def find_similar_runs(rank: Path) -> SimilarRuns | None:
-    """Of the run that this rank's folder is in; None if its script is not known."""
+    """Find runs like the one of this rank's folder; None if its script is not known."""
     run = rank.parent
     command = _command(run)
     script = _script(command)
@@ -159,18 +159,18 @@ def _script(command: Sequence[str]) -> str | None:
 
 
 def _arguments(command: Sequence[str]) -> tuple[str, ...]:
-    """What follows the script."""
+    """Return what follows the script."""
     script = _script(command)
     return tuple(command[command.index(script) + 1 :]) if script else ()
 
 
 def _values(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Without paths: where a run writes makes no difference."""
+    """Leave out paths: where a run writes makes no difference."""
     return tuple(word for word in arguments if not _is_path(word))
 
 
 def _shape(arguments: Sequence[str]) -> tuple[str, ...]:
-    """With a sign for each path and each number."""
+    """Replace each path and each number by a sign."""
     return tuple("/" if _is_path(word) else _NUMBER.sub("#", word) for word in arguments)
 
 
@@ -179,6 +179,6 @@ def _is_path(word: str) -> bool:
 
 
 def _weights_bytes(rank: Path) -> int | None:
-    """None where memory was not captured."""
+    """Return None where memory was not captured."""
     known = read_record(rank / MEMORY, _Weights)
     return ((known and known.categories) or {}).get("parameters")

@@ -95,7 +95,7 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def run_notes(*folders: Path, ranks: Sequence[Path] = ()) -> list[Note]:
-    """What to know before trusting the run's numbers; empty for a complete run.
+    """Return what to know before trusting the run's numbers; empty for a complete run.
 
     A job may have several folders, one per host. `ranks` are the folders of its ranks, if known.
     """
@@ -143,7 +143,7 @@ def _join_runs(folders: Sequence[Path]) -> tuple[_RunFile | None, str | None]:
 
 
 def _first_place(folder: Path) -> int:
-    """Of the job's parts in this folder."""
+    """Return the first place of the job's parts in this folder."""
     places = [part.place for part in read_host_runs(folder) if part.place is not None]
     return min(places, default=0)
 
@@ -235,7 +235,7 @@ def _end_words(state: str, run: _RunFile | HostRun) -> str:
 
 
 def _rank_words(ranks: Sequence[_RankFile]) -> str:
-    """What is known about the job's own processes."""
+    """Return what is known about the job's own processes."""
     if not ranks:
         return "; no rank had finished a step"
     closed = sum(rank.status == "finished" for rank in ranks)
@@ -382,7 +382,8 @@ _FILE = re.compile(r"[^.].*\.json")
 
 
 def read_host_runs(folder: Path) -> list[HostRun]:
-    """By attempt and place, without files that cannot be read. Empty for a run that was alone."""
+    """List runs by attempt and place, without files that cannot be read; empty for a run that was
+    alone."""
     try:
         files = sorted(file for file in (folder / HOSTS).iterdir() if _FILE.fullmatch(file.name))
     except OSError:
@@ -399,7 +400,7 @@ def read_host_run(file: Path) -> HostRun | None:
 
 
 def last_attempt(runs: Iterable[HostRun]) -> list[HostRun]:
-    """Without those of earlier attempts at the same job."""
+    """Leave out those of earlier attempts at the same job."""
     runs = list(runs)
     last = max((run.attempt for run in runs), default=0)
     return [run for run in runs if run.attempt == last]
@@ -438,7 +439,7 @@ class _ProcessLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_failure(run: Path, exit_code: int | None) -> FailedCommand | None:
-    """None for a command that ended well, or has not ended."""
+    """Return None for a command that ended well, or has not ended."""
     if not exit_code:
         return None
     first = min(_exceptions(run), key=lambda line: line.unix, default=_ProcessLine())
@@ -510,7 +511,7 @@ def _rank_remedies(rank: Path) -> list[AppliedRemedy]:
 
 
 def server_file(run: Path) -> Path | None:
-    """Where a run folder describes its parameter server; None for a run without one."""
+    """Return where a run folder describes its parameter server; None for a run without one."""
     file = run / SERVER_FOLDER / SERVER_FILE
     return file if is_folder(run / SERVER_FOLDER) and may_exist(file) else None
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def read_run_times(
     folder: Path, steps: StepColumns | None, same_rank: Sequence[Path] = ()
 ) -> RunTimes | None:
-    """None where nobody wrote when the command began, as under `watch`.
+    """Return None where nobody wrote when the command began, as under `watch`.
 
     `same_rank` are this rank's folders, this one among them, in the order in which they began.
     Without them, only this run folder is searched.
@@ -181,7 +181,7 @@ class CommandTimes(msgspec.Struct, frozen=True):
 
 
 def read_command_times(run: Path, host: str | None, process_began_ns: int | None) -> CommandTimes:
-    """Of the command that started this process on this host."""
+    """Read the times of the command that started this process on this host."""
     by_host = _host_runs(run, stamp_of(run / HOSTS))
     own = by_host.get(host or "")
     elsewhere = own is None  # started from another host, as by srun in a batch script

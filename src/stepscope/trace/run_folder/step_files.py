@@ -65,7 +65,7 @@ class _Counters(msgspec.Struct, frozen=True):
 
     @property
     def fields(self) -> list[str]:
-        """Where a line lacks one of these, it was zero."""
+        """Return where a line lacks one of these, it was zero."""
         counted = {
             "cpu_wait_ns": self.cpu_wait_ns,
             "major_faults": self.major_faults,
@@ -162,7 +162,7 @@ def _column(chunk: Chunk, name: str) -> Ints:
 
 
 def _read_counts(folder: Path) -> _CountingRank:
-    """What was counted; older captures did not count."""
+    """Return what was counted; older captures did not count."""
     rank = read_record(folder / "rank.json", _CountingRank)
     return rank if rank is not None else _CountingRank()
 
@@ -215,7 +215,7 @@ def _note_gaps(numbers: Ints, oddities: Oddities) -> None:
 
 
 def clock_jumps(steps: StepColumns) -> Ints:
-    """For each step, by how much the wall clock was set while it ran (0: it was not).
+    """Return for each step by how much the wall clock was set while it ran (0: it was not).
 
     The wall clock must advance by a step's own time. It may advance by more around windows, the
     memory step and missing steps: capture works there outside any step.
