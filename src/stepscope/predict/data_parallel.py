@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 
 from stepscope.predict.step_context import ACCUMULATE, StepContext
+from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS, CollectiveCalls, Group
 from stepscope.records.strategies import RankFullySharded, RankPipeline, RankTensorParallel
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text
-from stepscope.step.collectives import DTYPE_BYTES, count_elements
+from stepscope.step.collectives import count_elements
 from stepscope.step.correct import scale_host
 from stepscope.step.edit import scale_tasks
 from stepscope.step.graph import Phase, StepGraph
@@ -219,7 +220,7 @@ def _gradient_width(context: StepContext) -> int:
     if not len(rows):
         return 4
     types = msgspec.json.decode(strings[host.dtypes[rows[0]]])
-    return DTYPE_BYTES.get(types[0].lower(), 4) if types else 4
+    return LOWER_CASE_BYTES.get(types[0].lower(), 4) if types else 4
 
 
 def _given_elements(shapes: str) -> float:
@@ -353,7 +354,7 @@ def _tensor_bytes(strings: tuple[str, ...], shapes: int, dtypes: int) -> tuple[i
     name = names[0] if names else ""
     if not dims or (dims[0] and isinstance(dims[0][0], list)):  # nothing, or a list of tensors
         return 0, name
-    return math.prod(dims[0]) * DTYPE_BYTES.get(name.lower(), 4), name
+    return math.prod(dims[0]) * LOWER_CASE_BYTES.get(name.lower(), 4), name
 
 
 def fill_buckets(

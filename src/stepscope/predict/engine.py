@@ -16,12 +16,13 @@ from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.incomplete_ranks import refuse_span
 from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.declaration import NothingToChange, Outcome, Refused, WrongValue
-from stepscope.predict.stalls import NORMAL_95, describe_stalls, find_stalls, with_longer_steps
+from stepscope.predict.stalls import describe_stalls, find_stalls, with_longer_steps
 from stepscope.predict.step_context import StepContext, find_parameters, find_rule, read_batch
 from stepscope.predict.whatifs import find_whatif, in_order
 from stepscope.records.hardware import find_device
 from stepscope.records.job import Job
 from stepscope.records.memory import Memory
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.prediction import (
     PeakMemory,
     Prediction,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # of the data sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured.
 # tensor_cores.py knows dense convolutions by their shapes; the shares here are for the others.
 
-ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 FLOOR_NS = 2_000.0  # no kernel is shorter
 MEMORY_SHARE = 0.8  # of the bandwidth, by kernels that only move bytes
 _CALIBRATED_SHARE = 0.8  # of the data sheet's peak, that `calibrate` measures

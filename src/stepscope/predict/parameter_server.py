@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.parameter_server import WORTH, describe_effect, describe_straggling
-from stepscope.predict.stalls import NORMAL_95
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.parameter_server import ConsistencyPromise, Staleness, Straggling
 from stepscope.text.figures import percent, significant
 from stepscope.text.words import counted

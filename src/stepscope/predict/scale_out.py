@@ -39,9 +39,10 @@ from stepscope.predict.planned_exchange import (
     replicates_hosts,
     spans_hosts,
 )
-from stepscope.predict.stalls import NORMAL_95, describe_workers_stalls, grow_stalls, share_stalls
+from stepscope.predict.stalls import describe_workers_stalls, grow_stalls, share_stalls
 from stepscope.predict.step_context import Exchange, StepContext, WorkerPlan
 from stepscope.records.hardware import Profile, find_device
+from stepscope.records.normal import NORMAL_95
 from stepscope.step.edit import scale_calls, scale_tasks
 from stepscope.step.graph import Phase
 from stepscope.step.replay import step_ns

@@ -11,9 +11,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.predict.kernel_costs import ELEMENT_BYTES
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.gpu import closeness, process_name, transfer_fit, unit_of
+from stepscope.records.dtypes import PEAK_BYTES
+from stepscope.records.normal import NORMAL_90
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     KernelModel = Callable[[Floats, str, Gpu, TransferFit], Floats]
 
-CONFIDENCE = 1.645  # of the standard deviation: nine of ten times lie inside
+CONFIDENCE = NORMAL_90  # of the standard deviation: nine of ten times lie inside
 KERNEL_FLOOR_MS = 0.002  # no kernel is shorter
 _TWO_INPUTS = frozenset({"add", "mul", "div", "pow"})
 _ONE_INPUT = frozenset({"addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", "embedding"})
@@ -212,12 +213,12 @@ def _product(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, kind: str) 
 
 
 def _rate(dtype: str, gpu: Gpu) -> kernel_time.DtypeRate:
-    return kernel_time.DtypeRate(gpu.rates[dtype], gpu.full_rate(dtype), ELEMENT_BYTES[dtype])
+    return kernel_time.DtypeRate(gpu.rates[dtype], gpu.full_rate(dtype), PEAK_BYTES[dtype])
 
 
 def _convolution(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
     del fit
-    rate, size = gpu.slowed_rate(dtype, _CONVOLUTION_POWER), ELEMENT_BYTES[dtype]
+    rate, size = gpu.slowed_rate(dtype, _CONVOLUTION_POWER), PEAK_BYTES[dtype]
     return kernel_time.convolution_ms(shapes, rate=rate, element_bytes=size, gpu=gpu)
 
 
@@ -234,13 +235,13 @@ def _norm(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
 
 
 def _rows(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, *, softmax: bool) -> Floats:
-    size = ELEMENT_BYTES[dtype]
+    size = PEAK_BYTES[dtype]
     return kernel_time.rows_ms(*shapes.T, element_bytes=size, softmax=softmax, gpu=gpu, fit=fit)
 
 
 def _moving(tensors: float) -> KernelModel:
     def model(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
-        moved = shapes[:, 0] * shapes[:, 1] * ELEMENT_BYTES[dtype] * tensors
+        moved = shapes[:, 0] * shapes[:, 1] * PEAK_BYTES[dtype] * tensors
         return kernel_time.moved_ms(moved, gpu, fit)
 
     return model

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops.call import DTYPES, Call, Unknown, read_name
+from stepscope.explain.flops.call import Call, Unknown, read_name
 from stepscope.explain.memory.captured import CONTEXT_BYTES, SEGMENTS_SHARE, find_largest
 from stepscope.predict.declaration import Refused, changed
 from stepscope.predict.kernel_costs import Family, after_start
@@ -31,6 +31,7 @@ from stepscope.predict.other_gpu.gpu import (
 from stepscope.predict.other_gpu.retime import find_operator, retime_many
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.step_context import StepContext
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import Ceilings, PeakSource
 from stepscope.step.call_tree import by_text, distinct_places
 from stepscope.step.replay import step_ns
@@ -266,7 +267,7 @@ class _Rates:
         operators = context.operators
         self.multiplies = operators.flops > 0
         self.named = _named_dtypes(context)
-        self.dtype = np.array([*DTYPES, ""])[operators.dtype]
+        self.dtype = np.array([*PEAKS, ""])[operators.dtype]
         self.dtype = np.where(self.named == "", self.dtype, self.named)
         used = sorted(set(self.dtype[self.multiplies | (self.named != "")].tolist()))
         self.missing = tuple(
@@ -288,7 +289,7 @@ def _named_dtypes(context: StepContext) -> NDArray[np.str_]:
     for others."""
     operators, tasks = context.operators, context.graph.tasks
     silent = (operators.flops <= 0) & (operators.bytes_moved <= 0) & (tasks.kind == Kind.COMPUTE)
-    dtypes = [*DTYPES, ""]
+    dtypes = [*PEAKS, ""]
 
     def code(name: str) -> int:
         read = read_name(name)
