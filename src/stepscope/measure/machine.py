@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 import threading
 import time
@@ -85,10 +86,6 @@ def growth(before: Counts, now: Counts) -> Counts:
 def _own_use() -> Counts:
     """Use by all threads of this process."""
     names = ("user_ns", "system_ns", "voluntary", "involuntary")
-    try:
-        import resource
-    except ImportError:  # not Unix
-        return dict.fromkeys(names)
     use = resource.getrusage(resource.RUSAGE_SELF)
     values = (round(use.ru_utime * 1e9), round(use.ru_stime * 1e9), use.ru_nvcsw, use.ru_nivcsw)
     return dict(zip(names, values, strict=True))
@@ -352,11 +349,9 @@ def counters_reader() -> Callable[[], ThreadCounters] | None:
     The scheduler counts the time on a core up to its last tick; the clock, up to now.
     """
     try:
-        import resource
-
         thread = resource.RUSAGE_THREAD
         file = os.open(_SCHEDULER, os.O_RDONLY)
-    except (ImportError, AttributeError, OSError):
+    except (AttributeError, OSError):
         return None
 
     def read() -> ThreadCounters:

@@ -17,8 +17,7 @@ os.environ["TEARDOWN_CUPTI"] = "0"
 import torch
 
 from stepscope.measure.probe.arguments import CannotRebuildError
-from stepscope.measure.probe.device import driver_version
-from stepscope.measure.probe.timing import ProbedCall, warm_up
+from stepscope.measure.probe.timing import ProbedCall, driver_version, warm_up
 
 
 def main() -> None:
