@@ -15,12 +15,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from live_runs import make_rows, write_rank, write_run, write_steps
-from stepscope.bench.against import (
-    compare_results,
-    moved_part,
-    slower_by,
-    slower_with_machine,
-)
+from stepscope.bench.against import compare_results, moved_part, slower_by, slower_with_machine
 from stepscope.bench.results import BenchMachine, BenchResults, WorkloadChange, WorkloadResult
 from stepscope.bench.run_change import run_change, usual_variance
 from stepscope.bench.saved_results import RESULTS, read_results, write_results

@@ -147,11 +147,7 @@ NEARLY: list[tuple[str, Callable[[Config], nn.Module], float]] = [
         2_812_105 + (1089 * 512 + 513 * 256 + 257 * 128 + 129 * 128 + 129 * 50) + 2 * 1024,
     ),
     # MLPerf 0.5's shape by hand: tables, 256-256-128-64, 128-1.
-    (
-        "ncf",
-        tabular.NeuMF,
-        (138_493 + 26_744) * 192 + 257 * 256 + 257 * 128 + 129 * 64 + 129,
-    ),
+    ("ncf", tabular.NeuMF, (138_493 + 26_744) * 192 + 257 * 256 + 257 * 128 + 129 * 64 + 129),
     # Section 3.3 by hand: 50-4x256-4x256-6x121, two attention vectors a head, biases.
     ("gat", graphs_and_points.GAT, (50 + 3) * 1024 + (1024 + 3) * 1024 + (1024 + 3) * 726),
     # Section 5.1 by hand, with three actions: 84 x 84 x 4, 16 of 8 x 8, 32 of 4 x 4, 256.

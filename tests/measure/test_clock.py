@@ -42,11 +42,7 @@ OFFSET_NS = 5_000_000
 FRESH = "from stepscope.measure.cluster.clock_sync import ClockSync\n"
 
 
-@given(
-    offset=st.integers(-(10**9), 10**9),
-    seed=st.integers(0, 1000),
-    count=st.integers(1, 30),
-)
+@given(offset=st.integers(-(10**9), 10**9), seed=st.integers(0, 1000), count=st.integers(1, 30))
 def test_the_true_offset_is_always_within_the_bounds(offset: int, seed: int, count: int) -> None:
     draw = random.Random(seed)
     rounds_a, rounds_b, clock = [], [], 0

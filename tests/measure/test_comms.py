@@ -435,13 +435,7 @@ def test_a_disk_that_refuses_and_a_recorder_that_fails_do_no_harm(tmp_path: Path
 
 
 def test_sends_and_receives_are_left_out() -> None:
-    columns = read_columns(
-        text(
-            logged_entry(0),
-            logged_entry(1, is_p2p=True),
-            logged_entry(2),
-        )
-    )
+    columns = read_columns(text(logged_entry(0), logged_entry(1, is_p2p=True), logged_entry(2)))
     assert columns["sequence"] == [1, 3]
 
 

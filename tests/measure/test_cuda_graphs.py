@@ -137,9 +137,7 @@ def test_compiled_functions_stay_compiled_inside_a_capture(
 
 
 def test_without_a_way_to_keep_functions_compiled_nothing_is_recorded(
-    captures: tuple[GraphCaptures, type[FakeGraph]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    captures: tuple[GraphCaptures, type[FakeGraph]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, graph = captures
     monkeypatch.setattr("stepscope.measure.cuda_graphs.has_compiled", lambda: True)
@@ -206,9 +204,7 @@ def test_a_real_graph_replays_what_it_recorded(tmp_path: Path) -> None:
 
 
 def test_a_list_that_begins_without_a_tensor_is_described_by_its_tensors(
-    captures: tuple[GraphCaptures, type[FakeGraph]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    captures: tuple[GraphCaptures, type[FakeGraph]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text would read the values, which waits for the device."""
     found, graph = captures

@@ -146,10 +146,7 @@ def main() -> None:
     step = workload.build(config, place)
     if options.paced:
         ratio = step_over_yardstick(step, Yardstick(), options.paced)
-        ratios = {
-            "step_over_yardstick": ratio.step,
-            "computing_over_yardstick": ratio.computing,
-        }
+        ratios = {"step_over_yardstick": ratio.step, "computing_over_yardstick": ratio.computing}
         options.losses.write_text(json.dumps(ratios))
         return
     alone = place.device.type == "cpu" and place.ranks == 1  # it waits for no device and no rank

@@ -8,7 +8,6 @@ Where a version of torch keeps less, less is written.
 from __future__ import annotations
 
 import base64
-import json
 import sys
 import threading
 import zlib
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.measure.cuda_graphs import GraphCaptures, outside_torch
-from stepscope.measure.folder import COMPILER, note_unwritten
+from stepscope.measure.folder import COMPILER
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.patches import when_imported, wrap
-from stepscope.measure.writer import append_lines
+from stepscope.measure.writer import try_append
 
 MOST_TEXT_BYTES = 8 << 20  # of one graph, packed; larger ones are named without their text
 MOST_GRAPHS = 4096
@@ -98,12 +97,8 @@ class CompilerLog:
             self._look_at_compilations()
         lines = self._lines[:]
         del self._lines[: len(lines)]
-        if not lines:
-            return
-        try:
-            append_lines(folder / COMPILER, [json.dumps(_packed(line)) for line in lines])
-        except OSError as error:
-            note_unwritten(COMPILER, error)
+        if lines:
+            try_append(folder / COMPILER, map(_packed, lines))
 
     @never_raise
     def _look_at_compilations(self) -> None:

@@ -324,9 +324,7 @@ MINIGO_WORKLOAD = TrainingWorkload(
     source="Silver et al., Mastering the Game of Go without Human Knowledge, 2017 (19 blocks)",
     samples="games",
     sizes=in_sizes(
-        ALPHAGO_ZERO,
-        tiny=MINIGO_TINY,
-        paper={"batch": 256, "moves": 8, "steps_of_a_game": 30},
+        ALPHAGO_ZERO, tiny=MINIGO_TINY, paper={"batch": 256, "moves": 8, "steps_of_a_game": 30}
     ),
     targets={"tiny": Target(3.42, 60), "small": Target(6.2, 60), "paper": Target(6.2, 60)},
     build=build_minigo,
