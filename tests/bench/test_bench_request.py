@@ -95,16 +95,8 @@ def test_the_command_of_a_request_asks_for_the_same() -> None:
     params = command.make_context("bench", list(request.command[2:])).params
     assert request.command[:2] == ("stepscope", "bench")
     fields = (
-        "names",
-        "size",
-        "everything",
-        "changes",
-        "remedies",
-        "ranks",
-        "sweep",
-        "steps",
-        "runs",
-    )
+        "names", "size", "everything", "changes", "remedies", "ranks", "sweep", "steps", "runs",
+    )  # fmt: skip
     assert {name: params[name] for name in fields} == {
         name: getattr(request, name) for name in fields
     }

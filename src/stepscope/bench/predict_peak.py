@@ -254,24 +254,12 @@ class MemoryLedger(TorchDispatchMode):
 
 # Beginnings of the names of operators that may allocate more than their results.
 _MEASURED = (
-    "aten::_efficient_attention",
-    "aten::_embedding_bag",
-    "aten::_flash_attention",
-    "aten::_scaled_dot_product",
-    "aten::_thnn_fused",
-    "aten::baddbmm",
-    "aten::bmm",
-    "aten::convolution",
-    "aten::cudnn_",
-    "aten::embedding_dense_backward",
-    "aten::index_put",
-    "aten::native_batch_norm",
-    "aten::native_group_norm",
-    "aten::native_layer_norm_backward",
-    "aten::scatter",
-    "aten::sort",
-    "aten::topk",
-)
+    "aten::_efficient_attention", "aten::_embedding_bag", "aten::_flash_attention",
+    "aten::_scaled_dot_product", "aten::_thnn_fused", "aten::baddbmm", "aten::bmm",
+    "aten::convolution", "aten::cudnn_", "aten::embedding_dense_backward", "aten::index_put",
+    "aten::native_batch_norm", "aten::native_group_norm", "aten::native_layer_norm_backward",
+    "aten::scatter", "aten::sort", "aten::topk",
+)  # fmt: skip
 # Recurrent layers of libraries: what they keep for backward cannot be run on its own.
 _UNKNOWABLE = ("aten::_cudnn_rnn", "aten::miopen_rnn", "aten::mkldnn_rnn")
 

@@ -26,28 +26,14 @@ _MOST_REASON, _MOST_FRAMES = 2000, 8
 _LONGEST_WAIT_S = 1.0  # a forked process may have inherited a lock that nobody will release
 # What is kept of dynamo's own record of a compilation; a version may lack some.
 _FIELDS = (
-    "compile_id",
-    "co_name",
-    "co_filename",
-    "co_firstlineno",
-    "is_forward",
-    "start_time_us",
-    "duration_us",
-    "start_time",
-    "entire_frame_compile_time_s",
-    "backward_cumulative_compile_time_us",
-    "recompile_reason",
-    "fail_type",
-    "fail_reason",
-    "fail_user_frame_filename",
-    "fail_user_frame_lineno",
-    "has_guarded_code",
-    "cudagraph_skip_reason",
-    "inductor_fx_local_cache_hit_count",
-    "inductor_fx_local_cache_miss_count",
-    "aotautograd_local_cache_hit_count",
+    "compile_id", "co_name", "co_filename", "co_firstlineno", "is_forward", "start_time_us",
+    "duration_us", "start_time", "entire_frame_compile_time_s",
+    "backward_cumulative_compile_time_us", "recompile_reason", "fail_type", "fail_reason",
+    "fail_user_frame_filename", "fail_user_frame_lineno", "has_guarded_code",
+    "cudagraph_skip_reason", "inductor_fx_local_cache_hit_count",
+    "inductor_fx_local_cache_miss_count", "aotautograd_local_cache_hit_count",
     "aotautograd_local_cache_miss_count",
-)
+)  # fmt: skip
 
 
 class CompilerLog:

@@ -31,15 +31,9 @@ from stepscope.records.processors import (
 
 _PROC = Path("/proc")
 _VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "OMP_PROC_BIND",
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "ATEN_CPU_CAPABILITY",
-)
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY", "KMP_BLOCKTIME", "ATEN_CPU_CAPABILITY",
+)  # fmt: skip
 _MOST_PROCESSES = 2000  # reading more would take longer than a step
 Counts = dict[str, Any]
 

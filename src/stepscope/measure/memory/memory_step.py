@@ -45,14 +45,8 @@ from stepscope.measure.source_lines import UserLine
 SCHEMA = 1
 COUNTED = (*KNOWN, "activations")
 CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "buffers",
-    "temporaries",
-    "other",
-)
+    "parameters", "gradients", "optimizer", "activations", "buffers", "temporaries", "other",
+)  # fmt: skip
 _SINCE_START = "since the process began or the script's last reset"
 
 T = TypeVar("T")
