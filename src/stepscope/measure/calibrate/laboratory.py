@@ -150,31 +150,28 @@ class Laboratory:
     def _check_all(self) -> int:
         """How many comparisons with torch were made; a difference is a defect of ours."""
         for name in ALGORITHMS:
-            wrong = self._differences(name)
+            # The collectives in which an algorithm and torch differ.
+            options = Options(group=self._group, hosts=self._groups, timeout=_PATIENCE)
+            rank = dist.get_rank()
+            given = torch.arange(_ODD * self._ranks, device=self._device) * (rank + 1)
+            summed, odd = given.clone(), given[:_ODD].clone()
+            dist.all_reduce(summed, group=self._group)
+            all_reduce(odd, name, **options)
+            own = torch.empty(_ODD, dtype=given.dtype, device=self._device)
+            reduce_scatter(own, given, name, **options)
+            everyones = torch.empty_like(given)
+            torchs = [torch.empty_like(own) for _ in range(self._ranks)]
+            all_gather(everyones, given[:_ODD].clone(), name, **options)
+            dist.all_gather(torchs, given[:_ODD].clone(), group=self._group)
+            same = {
+                "all_reduce": torch.equal(odd, summed[:_ODD]),
+                "reduce_scatter": torch.equal(own, summed[rank * _ODD : (rank + 1) * _ODD]),
+                "all_gather": torch.equal(everyones, torch.cat(torchs)),
+            }
+            wrong = [kind for kind, right in same.items() if not right]
             if wrong:
                 raise StepscopeError(
                     f"{name} over {self._ranks} ranks differs from torch in {', '.join(wrong)}: "
                     "please report this"
                 )
         return len(ALGORITHMS) * len(COLLECTIVES)
-
-    def _differences(self, name: str) -> list[str]:
-        """The collectives in which an algorithm and torch differ."""
-        options = Options(group=self._group, hosts=self._groups, timeout=_PATIENCE)
-        rank = dist.get_rank()
-        given = torch.arange(_ODD * self._ranks, device=self._device) * (rank + 1)
-        summed, odd = given.clone(), given[:_ODD].clone()
-        dist.all_reduce(summed, group=self._group)
-        all_reduce(odd, name, **options)
-        own = torch.empty(_ODD, dtype=given.dtype, device=self._device)
-        reduce_scatter(own, given, name, **options)
-        everyones = torch.empty_like(given)
-        torchs = [torch.empty_like(own) for _ in range(self._ranks)]
-        all_gather(everyones, given[:_ODD].clone(), name, **options)
-        dist.all_gather(torchs, given[:_ODD].clone(), group=self._group)
-        same = {
-            "all_reduce": torch.equal(odd, summed[:_ODD]),
-            "reduce_scatter": torch.equal(own, summed[rank * _ODD : (rank + 1) * _ODD]),
-            "all_gather": torch.equal(everyones, torch.cat(torchs)),
-        }
-        return [kind for kind, right in same.items() if not right]
