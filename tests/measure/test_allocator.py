@@ -6,7 +6,7 @@ The tape is a CPU stand-in for the CUDA caching allocator: it sees every storage
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -115,15 +115,8 @@ def reading(allocations: int, allocated: int = 0) -> Reading:
 
 def test_the_nearest_reading_is_the_nearest() -> None:
     readings = [reading(3), reading(10), reading(10), reading(20)]
-    assert [nearest(readings, tick).allocations for tick in (0, 3, 6, 7, 14, 16, 99)] == [
-        3,
-        3,
-        3,
-        10,
-        10,
-        20,
-        20,
-    ]
+    near = [nearest(readings, tick).allocations for tick in (0, 3, 6, 7, 14, 16, 99)]
+    assert near == [3, 3, 3, 10, 10, 20, 20]
 
 
 def test_counters_that_cannot_be_read_are_noted_once_and_left_alone() -> None:
@@ -211,25 +204,26 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
 BATCH, WIDE, INNER = 64, 16, 32
 
 
+def train(
+    optimizer: Any, loss_of: Callable[[], torch.Tensor], watch: MemoryStep | None = None
+) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = loss_of()
+    for phase, run in (("backward", loss.backward), ("optimizer", optimizer.step)):
+        if watch is not None:
+            watch.phase(phase, entering=True)
+        run()
+        if watch is not None:
+            watch.phase(phase, entering=False)
+    return loss.detach()
+
+
 def one_step(tape: Tape) -> tuple[dict[str, Any], int]:
     net = nn.Sequential(nn.Linear(WIDE, INNER), nn.Tanh(), nn.Linear(INNER, WIDE))
     optimizer = torch.optim.Adam(net.parameters(), foreach=False)
     x = torch.randn(BATCH, WIDE)
 
-    def step(watch: MemoryStep | None = None) -> None:
-        optimizer.zero_grad()
-        loss = net(x).pow(2).sum()
-        if watch is not None:
-            watch.phase("backward", entering=True)
-        loss.backward()
-        if watch is not None:
-            watch.phase("backward", entering=False)
-            watch.phase("optimizer", entering=True)
-        optimizer.step()
-        if watch is not None:
-            watch.phase("optimizer", entering=False)
-
-    step()
+    train(optimizer, lambda: net(x).pow(2).sum())
     states = [t for state in optimizer.state.values() for t in state.values()]
     grads = [parameter.grad for parameter in net.parameters()]
     tape.adopt([*net.parameters(), *grads, *states, x])
@@ -238,7 +232,7 @@ def one_step(tape: Tape) -> tuple[dict[str, Any], int]:
         watch = MemoryStep([optimizer])
         watch.begin()
         tape.highest = tape.held  # of this step alone
-        step(watch)
+        train(optimizer, lambda: net(x).pow(2).sum(), watch)
         highest = tape.highest
         return watch.end(), highest
 
@@ -298,18 +292,7 @@ def test_a_history_that_cannot_be_replayed_falls_back_to_the_counter(
 
 
 def big_step(optimizer: Any, net: nn.Module, watch: MemoryStep | None = None) -> torch.Tensor:
-    optimizer.zero_grad()
-    loss = net(torch.randn(256, 1024, device="cuda")).pow(2).mean()
-    if watch is not None:
-        watch.phase("backward", entering=True)
-    loss.backward()
-    if watch is not None:
-        watch.phase("backward", entering=False)
-        watch.phase("optimizer", entering=True)
-    optimizer.step()
-    if watch is not None:
-        watch.phase("optimizer", entering=False)
-    return loss.detach()
+    return train(optimizer, lambda: net(torch.randn(256, 1024, device="cuda")).pow(2).mean(), watch)
 
 
 def big() -> tuple[nn.Module, Any]:

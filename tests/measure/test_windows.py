@@ -16,7 +16,6 @@ from two_ranks import run_ranks
 
 import stepscope
 from stepscope.measure import never_raise
-from stepscope.measure.profiler import windows as kept_windows
 from stepscope.measure.profiler import windows as profiler_windows
 from stepscope.measure.profiler.extra_windows import (
     MOST_WINDOWS,
@@ -43,14 +42,34 @@ def roles(schedule: Schedule, steps: int = 40) -> dict[str, list[int]]:
     }
 
 
-def test_one_window_then_one_step_for_memory() -> None:
-    found = roles(schedule(wait=4, warmup=1, active=2))
-    assert found == {"opens": [4], "closes": [7], "memory": [8]}
-
-
-def test_windows_repeat_and_memory_waits_for_the_last() -> None:
-    found = roles(schedule(wait=3, warmup=1, active=1, repeat=3))
-    assert found == {"opens": [3, 8, 13], "closes": [5, 10, 15], "memory": [16]}
+@pytest.mark.parametrize(
+    ("settings", "opens", "closes", "memory"),
+    [
+        pytest.param({"wait": 4, "warmup": 1, "active": 2}, [4], [7], [8], id="one"),
+        pytest.param(
+            {"wait": 3, "warmup": 1, "active": 1, "repeat": 3}, [3, 8, 13], [5, 10, 15], [16],
+            id="memory waits for the last that is repeated",
+        ),
+        pytest.param({"wait": 3, "memory": False}, [3], [8], [], id="memory left out"),
+        pytest.param({"memory": False}, [1, 6, 10], [3, 9, 15], [], id="memory left out, early"),
+        # A script of 3 steps has one recorded step, of 9 two, of 15 three.
+        pytest.param({}, [1, 6, 10], [3, 9, 15], [5, 16], id="early ones first"),
+        # The first step's beginning was not seen.
+        pytest.param({"wait": 0, "warmup": 0, "active": 1}, [1], [2], [3], id="never the first"),
+        pytest.param(
+            {"every": 8}, [1, 6, 10, 24, 32], [3, 9, 15, 29, 37], [5, 16], id="regular ones after"
+        ),
+        pytest.param(
+            {"wait": 1, "warmup": 2, "active": 3, "every": 1, "repeat": 1}, [1, 14, 21, 28, 35],
+            [6, 19, 26, 33], [7], id="plain steps between regular ones",
+        ),
+    ],
+)  # fmt: skip
+def test_what_happens_follows_from_the_settings(
+    settings: dict[str, Any], opens: list[int], closes: list[int], memory: list[int]
+) -> None:
+    plan = schedule(**settings)
+    assert roles(plan) == {"opens": opens, "closes": closes, "memory": memory}
 
 
 def test_repeated_windows_have_files_of_their_own() -> None:
@@ -58,22 +77,11 @@ def test_repeated_windows_have_files_of_their_own() -> None:
     assert files == ["trace.json.gz", "trace-1.json.gz", "trace-2.json.gz"]
 
 
-def test_memory_can_be_left_out() -> None:
-    assert roles(schedule(wait=3, memory=False))["memory"] == []
-    assert roles(schedule(memory=False))["memory"] == []
-
-
-def test_the_first_step_is_never_recorded_because_its_beginning_was_not_seen() -> None:
-    assert roles(schedule(wait=0, warmup=0, active=1))["opens"] == [1]
-
-
-def test_without_a_wait_early_windows_come_before_the_one_that_stays() -> None:
-    """A script of 3 steps has one recorded step, of 9 two, of 15 three."""
+def test_early_windows_are_replaced_by_the_one_that_stays() -> None:
     plan = schedule()
-    recorded = [list(range(each.first_active, each.last + 1)) for each in plan.windows]
-    assert recorded == [[2], [7, 8], [12, 13, 14]]
+    steps = [list(range(window.first_active, window.last + 1)) for window in plan.windows]
+    assert steps == [[2], [7, 8], [12, 13, 14]]
     assert {window.file for window in plan.windows} == {"trace.json.gz"}
-    assert roles(plan) == {"opens": [1, 6, 10], "closes": [3, 9, 15], "memory": [5, 16]}
 
 
 def test_regular_windows_go_on_without_end() -> None:
@@ -88,14 +96,6 @@ def test_regular_windows_go_on_without_end() -> None:
     assert month.file == "trace-step-2600001.json.gz"
     assert month.kind == "regular"
     assert plan.next_due(2_600_004) == 2_600_010
-
-
-def test_regular_windows_come_after_the_others() -> None:
-    assert roles(schedule(every=8), 40)["opens"] == [1, 6, 10, 24, 32]
-
-
-def test_regular_windows_leave_plain_steps_between_them() -> None:
-    assert roles(schedule(wait=1, warmup=2, active=3, every=1), 30)["opens"] == [1, 14, 21, 28]
 
 
 def test_a_window_that_is_asked_for_on_the_way_opens_once() -> None:
@@ -175,7 +175,7 @@ def test_files_of_dropped_windows_are_removed(tmp_path: Path) -> None:
 
 
 def test_large_traces_are_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_windows, "MOST_BYTES", 3500)
+    monkeypatch.setattr(profiler_windows, "MOST_BYTES", 3500)
     assert record(tmp_path, 20, size=1000).content()["kept"] == [802, 1602, 2002]
 
 
@@ -417,10 +417,6 @@ def as_lines(rows: list[Any], *, last: bool) -> list[str]:
     return [json.dumps(row) for row in rows]
 
 
-def no_json(rows: list[Any], *, last: bool) -> list[str]:
-    return ["{"]
-
-
 class Job:
     """A training whose steps reach the watch a few at a time, as the writer hands them over."""
 
@@ -470,9 +466,17 @@ def test_the_window_opens_before_the_next_regular_stall(tmp_path: Path) -> None:
     assert job.watch.content() == {"windows": 1, "stall": {"step": 79, "wall_ns": 50 * MS}}
 
 
-def test_a_class_must_be_seen_twice(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    job.run(60, lambda step: 80 if step == 30 else 10)
+@pytest.mark.parametrize(
+    ("every", "steps", "wall"),
+    [
+        pytest.param(0, 60, lambda step: 80 if step == 30 else 10, id="seen only once"),
+        pytest.param(0, 300, lambda step: 10 + step % 3, id="never stalls"),
+        pytest.param(20, 300, lambda step: 50 if step % 20 == 1 else 10, id="in other windows"),
+    ],
+)
+def test_no_window_opens_for(tmp_path: Path, every: int, steps: int, wall: Wall) -> None:
+    job = Job(tmp_path, every=every)
+    job.run(steps, wall)
     assert job.asked == []
     assert job.watch.content() == {"windows": 0, "stall": None}
 
@@ -482,12 +486,6 @@ def test_small_stalls_by_chance_do_not_hide_the_regular_ones(tmp_path: Path) -> 
     job.run(200, lambda step: 16 if step in (25, 46, 52) else every_20th(step))
     (window,) = job.asked
     assert (window.first_active + 1) % 20 == 19
-
-
-def test_steps_that_never_stall_open_nothing(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    job.run(300, lambda step: 10 + step % 3)
-    assert job.asked == []
 
 
 def test_frequent_stalls_lie_in_any_window(tmp_path: Path) -> None:
@@ -514,15 +512,9 @@ def test_a_rhythm_that_ends_is_given_up(tmp_path: Path) -> None:
     assert job.watch.gave_up
 
 
-def test_other_windows_are_not_disturbed(tmp_path: Path) -> None:
-    job = Job(tmp_path, every=20)
-    job.run(300, lambda step: 50 if step % 20 == 1 else 10)  # inside each regular window
-    assert job.asked == []
-
-
 def test_a_damaged_line_does_not_stop_the_writer(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    broken = StallWatch(no_json, job, job.schedule, tmp_path)
+    broken = StallWatch(lambda *_, **__: ["{"], job, job.schedule, tmp_path)
     assert broken([1], last=False) == ["{"]
 
 
