@@ -27,6 +27,7 @@ from stepscope.records.compiled import (
 )
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.step.arrays import Bools, Int32s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.phases import in_optimizer_step, places_of_steps
 from stepscope.step.work import rows_named
@@ -35,7 +36,6 @@ from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.step.arrays import Bools, Int32s
 
 _MOST_KERNELS = 48
 _MOST_PLACES = 4

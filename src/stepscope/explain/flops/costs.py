@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.flops.call import (
     FP32,
@@ -39,6 +39,7 @@ from stepscope.explain.flops.prices import (
     price,
     summable,
 )
+from stepscope.records.compiled import CompiledGraph
 from stepscope.records.explanation import Steps
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.call_tree import children_sum, distinct_counts, enclosing, group
@@ -47,11 +48,6 @@ from stepscope.step.phases import Phases, find_phases, find_recomputed
 from stepscope.step.steps import find_steps, step_of
 from stepscope.step.work import Kind, Work, comm_spans, find_work, rows_named
 from stepscope.trace.links import distinct, nearest, nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.compiled import CompiledGraph
 
 # Containers of other operators, without work of their own.
 _CONTAINER = re.compile(

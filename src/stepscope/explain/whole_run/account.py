@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.job import Job
 from stepscope.records.quality import Note
-from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns
+from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns, StepFlags
 from stepscope.records.run import (
     ACCOUNT,
     AccountPart,
@@ -24,10 +24,6 @@ from stepscope.records.run import (
     WholeRun,
 )
 from stepscope.text.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.records.job import Job
-    from stepscope.records.rank import StepFlags
 
 # Steps follow each other: each begins where the one before ended. What lies before the first batch
 # is start-up, what follows the last step is shut-down, and a gap between two steps is time that

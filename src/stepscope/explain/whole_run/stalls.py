@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from stepscope.records.rank import Ints, StepColumns
 from stepscope.records.run import STALL_CAUSES, StallCause
+from stepscope.step.arrays import Bools, Floats, Int64s
 from stepscope.step.statistics import block_medians, spread
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.rank import Ints, StepColumns
-    from stepscope.step.arrays import Bools, Floats, Int64s
-
 
 # A step's level is what a typical step takes there (step_levels.py). Pauses that were measured are
 # taken off first: evaluation, checkpoints, compilation and garbage collection wherever they last
