@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -74,9 +74,12 @@ from stepscope.step.timeline import divide, make_budget, split_idle
 from stepscope.step.work import Work
 from stepscope.text.figures import factor
 from stepscope.trace.discover import TraceFile, on_disk
-from stepscope.trace.files import Progress, is_pickle, read_head
+from stepscope.trace.files import is_pickle, read_head
 from stepscope.trace.read import AS_USUAL, ReadOptions, read_rank_inputs
 from stepscope.trace.run_folder.run_state import is_server_file
+
+if TYPE_CHECKING:
+    from stepscope.trace.files import Progress
 
 # Everything about one rank.
 

@@ -5,7 +5,7 @@ is built from a trace. Replaying it unchanged gives the trace's times back.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -24,11 +24,10 @@ from stepscope.step.timeline import blocking_calls
 from stepscope.step.work import DATA_LOADING, Kind, Work, launches_of, rows_named
 from stepscope.trace.links import distinct, nearest_of
 
-if TYPE_CHECKING:
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int32]
-    Flags = NDArray[np.bool_]
-    Rows = NDArray[np.intp] | NDArray[np.int32]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+Rows = NDArray[np.intp] | NDArray[np.int32]
 
 # A stretch of training as tasks: what the host calls, what the device runs, what waits for what.
 #

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stepscope.records.job import Job
 from stepscope.records.quality import Note
-from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns, StepFlags
+from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns
 from stepscope.records.run import (
     ACCOUNT,
     AccountPart,
@@ -23,6 +23,7 @@ from stepscope.records.run import (
     RunTimes,
     WholeRun,
 )
+from stepscope.step.arrays import Bools
 from stepscope.text.words import counted
 
 # Steps follow each other: each begins where the one before ended. What lies before the first batch
@@ -170,7 +171,7 @@ def _add_steps(ledger: _Ledger, steps: StepColumns, warm_up: int) -> None:
     ledger.divide("training", {**training, "other": training.get("other", 0) + unphased})
 
 
-def _time_between(steps: StepColumns, ours: StepFlags) -> int:
+def _time_between(steps: StepColumns, ours: Bools) -> int:
     """Between two steps, next to one of ours: opening and saving a window."""
     starts = steps.end_unix_ns - steps.wall_ns
     gaps = np.maximum(starts[1:] - steps.end_unix_ns[:-1], 0)

@@ -21,7 +21,7 @@ from stepscope.explain.whole_run.stalls import (
     without_waits,
 )
 from stepscope.explain.whole_run.step_levels import change_places, find_step_levels, robust_slope
-from stepscope.records.rank import USUAL_PHASES, Ints, MeasuredSteps, StepColumns
+from stepscope.records.rank import USUAL_PHASES, MeasuredSteps, StepColumns
 from stepscope.records.rank_facts import HostStepTimes
 from stepscope.records.run import (
     CORE_WAIT,
@@ -34,7 +34,7 @@ from stepscope.records.run import (
     StepSeries,
     StepTimes,
 )
-from stepscope.step.arrays import Bools, Floats
+from stepscope.step.arrays import Bools, Floats, Int64s
 from stepscope.step.graph import QUEUE_DEPTH
 from stepscope.step.statistics import lower_median, mean_interval, median, spread
 
@@ -366,7 +366,7 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
     )
 
 
-def _mean_wait(data_ns: Ints | None, steady: Bools, calm: Bools) -> int | None:
+def _mean_wait(data_ns: Int64s | None, steady: Bools, calm: Bools) -> int | None:
     """None without a data loader. Where a step stalled, its calm neighbours say what it would have
     waited: stalls may be common where waits are long."""
     if data_ns is None or not calm.any():
