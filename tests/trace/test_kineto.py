@@ -23,11 +23,6 @@ def read(write_trace: Any) -> Any:
     return write_and_read
 
 
-def row_of(trace: Trace, name: str) -> int:
-    """The host row of that name."""
-    return [trace.strings[code] for code in trace.host.name].index(name)
-
-
 @pytest.mark.parametrize(
     ("category", "kind"),
     [
@@ -47,7 +42,8 @@ def row_of(trace: Trace, name: str) -> int:
 )
 def test_host_categories_old_and_new(read: Any, category: str, kind: HostKind) -> None:
     trace = read([*ops(1), span(category, "it", 100, 5)])
-    assert trace.host.kind[row_of(trace, "it")] == kind
+    # The host row of that name.
+    assert trace.host.kind[[trace.strings[code] for code in trace.host.name].index("it")] == kind
     assert len(trace.device) == 0
 
 

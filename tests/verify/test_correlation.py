@@ -18,14 +18,10 @@ def autoregressive(weight: float, rows: int, steps: int, seed: int = 0) -> np.nd
     return out
 
 
-def tau_of(weight: float) -> float:
-    return (1 + weight) / (1 - weight)
-
-
 @pytest.mark.parametrize(("weight", "steps"), [(0.0, 200), (0.5, 400), (0.9, 2000), (-0.3, 400)])
 def test_tau_of_an_autoregression_is_right_on_average(weight: float, steps: int) -> None:
     tau, _ = correlation_times(autoregressive(weight, 400, steps))
-    assert tau.mean() == pytest.approx(tau_of(weight), rel=0.1)
+    assert tau.mean() == pytest.approx((1 + weight) / (1 - weight), rel=0.1)
 
 
 @pytest.mark.parametrize(("weight", "steps"), [(0.0, 200), (0.5, 1000)])

@@ -51,15 +51,11 @@ def _with_waits(
     run = divide_unknown(rank.run, numbers, wait_ns, error_ns)
     if run is rank.run:
         return rank
-    findings = _judge_by_run(rank.findings, run)
-    return replace(rank, run=run, budget=_shown(rank.budget, run), findings=findings)
-
-
-def _judge_by_run(findings: tuple[Finding, ...], run: RankRun) -> tuple[Finding, ...]:
-    """The findings that looked at stalls without a known cause look once more."""
-    others = [finding for finding in findings if finding.id not in _OF_UNKNOWN]
+    # The findings that looked at stalls without a known cause look once more.
+    others = [finding for finding in rank.findings if finding.id not in _OF_UNKNOWN]
     again = [finding for rule in _OF_UNKNOWN.values() if (finding := rule(run))]
-    return sort_findings([*others, *again]) or findings
+    findings = sort_findings([*others, *again]) or rank.findings
+    return replace(rank, run=run, budget=_shown(rank.budget, run), findings=findings)
 
 
 def divide_unknown(
@@ -142,16 +138,15 @@ def without_window_waits(
         return ranks
     transfer_ms = min(exposed)
     return tuple(
-        _with_most(rank, transfer_ms + (_median(waits[number]) + error_ns.get(number, 0.0)) / 1e6)
+        _with_most(
+            rank,
+            transfer_ms + (float(np.median(waits[number][1])) + error_ns.get(number, 0.0)) / 1e6,
+        )
         if number in waits and len(waits[number][0]) >= _FEWEST
         else rank
         for rank in ranks
         for number in (rank.rank or 0,)
     )
-
-
-def _median(waits: tuple[Int64s, Int64s]) -> float:
-    return float(np.median(waits[1]))
 
 
 def _part_ms(budget: Budget, name: str) -> float:

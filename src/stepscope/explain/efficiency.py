@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from stepscope.explain.compiled.graph_calls import KernelPieces
 from stepscope.explain.compiled.graph_kernels import KernelFacts, OpenedRegions, open_regions
 from stepscope.explain.flops.call import (
-    DTYPES,
     FP32,
     MATMUL_LIKE,
     PREFIX,
@@ -27,6 +26,7 @@ from stepscope.explain.flops.costs import Costs, Pieces
 from stepscope.explain.flops.prices import graph_key
 from stepscope.explain.flops.products import CAUSAL
 from stepscope.explain.roofline import list_spots, phase_of, place_on_roofline, widest_first
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.explanation import StepTime
 from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Phase, Spot
 from stepscope.records.quality import Note
@@ -156,7 +156,7 @@ def _by_dtype(
     on_host: bool,
 ) -> tuple[DtypeUse, ...]:
     """Products by the dtype they were computed in, most FLOPs first."""
-    flops, total, on_tensor = (np.zeros(len(DTYPES) + 1, np.int64) for _ in range(3))
+    flops, total, on_tensor = (np.zeros(len(PEAKS) + 1, np.int64) for _ in range(3))
     np.add.at(flops, costs.dtype[rows], costs.flops[rows])  # -1 is the last place
     products = np.flatnonzero((pieces.operator >= 0) & pieces.compute)
     products = products[costs.counted[pieces.operator[products]]]
@@ -174,7 +174,7 @@ def _by_dtype(
     if not on_host:
         helps = _of_kernels(trace, pieces, products, lambda kernel: kernel.harmless)
         products, dtype = products[~helps], dtype[~helps]
-        half = np.isin(dtype, [DTYPES.index(name) for name in _HALF])
+        half = np.isin(dtype, [PEAKS.index(name) for name in _HALF])
         tensor = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "tensor")
         unknown = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "unknown")
         tensor |= half & unknown
@@ -188,7 +188,7 @@ def _by_dtype(
             tensor_core_ns=round(int(on_tensor[code]) / pieces.steps),
             peak_flops=ceilings.flops.get(name) if ceilings else None,
         )
-        for code, name in enumerate(DTYPES)
+        for code, name in enumerate(PEAKS)
         if flops[code] or total[code]
     ]
     return tuple(sorted(uses, key=lambda use: -use.flops))
@@ -221,7 +221,13 @@ def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool)
     known = row >= 0
     known[known] = costs.flops[row[known]] >= 0
     if not on_host:
-        known[known] = (costs.answering | _pytorchs(trace))[row[known]]
+        # Host rows that are PyTorch's own operators.
+        host = trace.host
+        operator = host.kind == HostKind.OPERATOR
+        known[known] = (
+            costs.answering
+            | rows_named(trace, host, operator, lambda name: name.startswith("aten::"))
+        )[row[known]]
         known |= _of_kernels(trace, pieces, chosen, lambda kernel: kernel.harmless)
     return int(pieces.dur_ns[chosen[~known]].sum()) / total if total else 0.0
 
@@ -232,13 +238,6 @@ def _of_kernels(
     """Which of the chosen pieces have a kernel whose name matches."""
     among = np.ones(len(chosen), np.bool_)
     return named(trace, pieces.name[chosen], among, lambda name: matches(read_name(name)))
-
-
-def _pytorchs(trace: Trace) -> Bools:
-    """Host rows that are PyTorch's own operators."""
-    host = trace.host
-    operator = host.kind == HostKind.OPERATOR
-    return rows_named(trace, host, operator, lambda name: name.startswith("aten::"))
 
 
 def _notes(analysis: RankAnalysis, rows: Indices, unknown: float) -> Iterator[str]:
@@ -406,7 +405,7 @@ def _dtype(fact: KernelFacts, of_graph: int) -> str:
     """In which its products are computed: the kernels' names say whether fp32 is tf32."""
     if not fact.flops or fact.dtype < 0:
         return ""
-    return DTYPES[TF32 if fact.dtype == FP32 and of_graph == TF32 else fact.dtype]
+    return PEAKS[TF32 if fact.dtype == FP32 and of_graph == TF32 else fact.dtype]
 
 
 def _words(fact: KernelFacts) -> str:

@@ -84,28 +84,29 @@ def find_in_memory(memory: Memory) -> tuple[Finding, ...]:
     """The most severe first; with nothing wrong, what the memory holds."""
     rules = (memory_near_limit.find_in, find_fragmentation, memory_leak.find_in)
     problems = [finding for find in rules if (finding := find(memory))]
-    return sort_findings([_describe_contents(memory), *problems])
-
-
-def _describe_contents(memory: Memory) -> Finding:
     reserved = f" of {size(memory.reserved_bytes)} reserved" if memory.reserved_bytes else ""
-    return healthy.RULE.finding(
-        title="Memory",
-        share=0.0,
-        of="memory",
-        severity="none",
-        summary=f"{size(memory.peak_bytes)} allocated{reserved} ({memory.measured}). Most of it is "
-        f"{biggest(memory)}.",
-        evidence=(
-            *held_words(memory),
-            "no request failed, and little of what is reserved is unused",
-        ),
-        remedies=(
-            remedies.STEPSCOPE_RUN.offer(
-                "Record with `stepscope run`: it separates parameters, gradients, optimizer state "
-                "and activations"
+    return sort_findings(
+        [
+            healthy.RULE.finding(
+                title="Memory",
+                share=0.0,
+                of="memory",
+                severity="none",
+                summary=f"{size(memory.peak_bytes)} allocated{reserved} ({memory.measured}). "
+                f"Most of it is {biggest(memory)}.",
+                evidence=(
+                    *held_words(memory),
+                    "no request failed, and little of what is reserved is unused",
+                ),
+                remedies=(
+                    remedies.STEPSCOPE_RUN.offer(
+                        "Record with `stepscope run`: it separates parameters, gradients, "
+                        "optimizer state and activations"
+                    ),
+                ),
             ),
-        ),
+            *problems,
+        ]
     )
 
 
@@ -449,11 +450,29 @@ def explain_server(path: Path, name: str) -> RankExplanation:
     summary = explain_together_folder(run)
     if summary is None:
         raise NotCapturedError(f"{run}: no worker finished a step with the parameter server")
+    workers, shards = len(summary.workers), len(summary.shards)
+    who = f"{counted(workers, 'worker')} and {counted(shards, 'shard')}"
     return untimed_rank(
         path=name,
         kind="cpu",
         events=sum(shard.updates + shard.pulls for shard in summary.shards) + summary.updates,
-        findings=(_describe_run(summary),),
+        findings=(
+            healthy.RULE.finding(
+                title="Parameter server",
+                share=0.0,
+                of="run",
+                severity="none",
+                summary=f"{summary.consistency} {_PAYS[summary.verdict]}: {who} apply "
+                f"{significant(summary.updates_per_s)} updates per second.",
+                evidence=(summary.why,),
+                remedies=(
+                    remedies.STEPSCOPE_RUN.offer(
+                        "Start the training with `stepscope run` to see where the workers' own "
+                        "time goes"
+                    ),
+                ),
+            ),
+        ),
         quality=(Note(id=SERVER_ONLY, detail="no trace: only the parameter server was recorded"),),
     )
 
@@ -462,22 +481,3 @@ def explain_together_folder(*runs: Path) -> TogetherSummary | None:
     """The run folders of one job; None without a parameter server or a finished step."""
     events = read_server_events(runs)
     return summarise_together(events) if events is not None else None
-
-
-def _describe_run(summary: TogetherSummary) -> Finding:
-    workers, shards = len(summary.workers), len(summary.shards)
-    who = f"{counted(workers, 'worker')} and {counted(shards, 'shard')}"
-    return healthy.RULE.finding(
-        title="Parameter server",
-        share=0.0,
-        of="run",
-        severity="none",
-        summary=f"{summary.consistency} {_PAYS[summary.verdict]}: {who} apply "
-        f"{significant(summary.updates_per_s)} updates per second.",
-        evidence=(summary.why,),
-        remedies=(
-            remedies.STEPSCOPE_RUN.offer(
-                "Start the training with `stepscope run` to see where the workers' own time goes"
-            ),
-        ),
-    )

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.flops.costs import Costs, Pieces
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import (
     Bound,
     Ceilings,
@@ -123,7 +123,7 @@ def list_spots(
         spot = Spot(
             operator=trace.strings[host.name[row]],
             shapes=" ".join(trace.strings[shapes].split()) if shapes >= 0 else "",
-            dtype=DTYPES[dtype] if dtype >= 0 else "",
+            dtype=PEAKS[dtype] if dtype >= 0 else "",
             calls=times,
             device_ns=device_ns,
             flops=flops,

@@ -204,16 +204,13 @@ def _merge(
         for finding in rank.findings:
             known = worst.get(finding.id)
             if known is None or finding.share > known.share:
-                worst[finding.id] = _name_rank(finding, rank, several=len(ranks) > 1)
+                # Name the rank whose step the figures refer to; among several,
+                # the budget is their mean.
+                summary = finding.summary
+                if len(ranks) > 1:
+                    summary = summary.replace("of the step", f"of {rank.called}'s step", 1)
+                worst[finding.id] = replace(finding, rank=rank.rank, summary=summary)
     return tuple(put_cause_first(list(sort_findings(worst.values()))))
-
-
-def _name_rank(finding: Finding, rank: RankExplanation, *, several: bool) -> Finding:
-    """Name the rank whose step the figures refer to; among several, the budget is their mean."""
-    summary = finding.summary
-    if several:
-        summary = summary.replace("of the step", f"of {rank.called}'s step", 1)
-    return replace(finding, rank=rank.rank, summary=summary)
 
 
 def put_cause_first(findings: list[Finding]) -> list[Finding]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.memory.model import ATTENTION
 from stepscope.predict.fitted import fitted, table
 from stepscope.predict.kernel_costs import Family, after_start, roofline_ns, with_durations
@@ -28,6 +27,7 @@ from stepscope.predict.peak_memory.backward_graph import (
 from stepscope.predict.step_context import StepContext, in_step
 from stepscope.predict.step_spans import captured_graph, created_nodes
 from stepscope.records.change_values import mode_of
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import Ceilings
 from stepscope.records.memory import CapturedBackward
 from stepscope.records.trace import HostKind, Trace
@@ -408,7 +408,7 @@ def _precision(context: StepContext) -> str:
         return "fp32" if switches.get("cudnn_tf32") is False else ""
     operators = context.operators
     products = operators.dtype[operators.family == Family.MATMUL]
-    return "tf32" if (products == DTYPES.index("tf32")).any() else ""
+    return "tf32" if (products == PEAKS.index("tf32")).any() else ""
 
 
 def find_autocast(trace: Trace) -> str:

@@ -16,12 +16,14 @@ from msgspec.structs import replace
 from stepscope.explain.memory.model import FED
 from stepscope.predict.declaration import Outcome, Refused
 from stepscope.predict.fitted import fitted
-from stepscope.predict.kernel_costs import ELEMENT_BYTES, Family, after_start, retime_tasks
+from stepscope.predict.kernel_costs import Family, after_start, retime_tasks
 from stepscope.predict.operator_library import ProbedStep, find_probed_batch
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.stalls import NORMAL_95, PER_SAMPLES, grow_stalls
+from stepscope.predict.stalls import PER_SAMPLES, grow_stalls
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.tensor_cores import find_sample_convolutions
+from stepscope.records.dtypes import PEAK_BYTES
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.trace import ABSENT, HostKind
 from stepscope.step.call_tree import (
     Levels,
@@ -307,7 +309,7 @@ def weights_share(shapes: str) -> float:
     left, right = matrices[-2:] if len(matrices[0]) == 2 else matrices[:2]
     rows = math.prod(left[:-1])
     flops = 2.0 * rows * math.prod(right)
-    weights = FLOPS_PER_BYTE * ELEMENT_BYTES["fp32"] * math.prod(right)
+    weights = FLOPS_PER_BYTE * PEAK_BYTES["fp32"] * math.prod(right)
     return weights / (weights + flops) if flops else 0.0
 
 

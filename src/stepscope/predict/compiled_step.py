@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops.call import DTYPES, Call, Dims, Unknown
+from stepscope.explain.flops.call import Call, Dims, Unknown
 from stepscope.explain.memory.model import ATTENTION
 from stepscope.predict.fitted import fitted
 from stepscope.predict.fused_loops import (
@@ -25,7 +25,6 @@ from stepscope.predict.fused_loops import (
 from stepscope.predict.kernel_costs import (
     ALIGNED_BYTES,
     COMPILED_SPACING_NS,
-    ELEMENT_BYTES,
     FLOOR_NS,
     LAUNCH_NS,
     MEMORY_SHARE,
@@ -38,6 +37,7 @@ from stepscope.predict.kernel_costs import (
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.step_spans import find_before_training
 from stepscope.predict.tensor_cores import find_alignment
+from stepscope.records.dtypes import PEAK_BYTES, PEAKS
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text
 from stepscope.step.edit import Selection, remove, scale_calls
@@ -261,8 +261,8 @@ def _shapes(call: Call) -> tuple[Dims, Dims] | None:
 
 # Matrix products in tf32 or 16 bits with unaligned rows: Inductor pads them where that pays.
 
-_NARROW = tuple(DTYPES.index(name) for name in ("bf16", "fp16"))
-_TF32 = (DTYPES.index("tf32"),)
+_NARROW = tuple(PEAKS.index(name) for name in ("bf16", "fp16"))
+_TF32 = (PEAKS.index("tf32"),)
 
 
 def pad_products(context: StepContext, dur_ns: Floats) -> Floats:
@@ -288,7 +288,7 @@ def _pad(
     product = (operators.family == Family.MATMUL) & (operators.flops > 0) & chosen
     if ceilings is None or peak not in ceilings.flops or not product.any():
         return dur_ns
-    unaligned = product & (find_alignment(context, ELEMENT_BYTES[peak]) < ALIGNED_BYTES)
+    unaligned = product & (find_alignment(context, PEAK_BYTES[peak]) < ALIGNED_BYTES)
     padded = dur_ns.copy()
     backward = context.task_phase == Phase.BACKWARD
     for in_backward in (False, True):

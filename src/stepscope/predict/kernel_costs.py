@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Shares are of the data sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured.
 # tensor_cores.py knows dense convolutions by their shapes; the shares here are for the others.
 
-ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 ALIGNED_BYTES = 16  # that a product's rows have to start at a multiple of
 FLOOR_NS = fitted("kernels.floor_ns")  # no kernel is shorter
 MEMORY_SHARE = fitted("kernels.memory_share")  # of the bandwidth, by kernels that only move bytes

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from stepscope.explain.memory.model import ATTENTION
 from stepscope.predict.autocast import changed_mode, traced_mode
 from stepscope.predict.fitted import fitted
-from stepscope.predict.stalls import NORMAL_95
 from stepscope.predict.step_context import StepContext
 from stepscope.records.folders import user_folder
 from stepscope.records.hardware import OperatorCall, OperatorTime, Output, PassTime, cpu_place
+from stepscope.records.normal import NORMAL_95
 from stepscope.text.figures import factor as factor_text
 from stepscope.text.figures import percent
 from stepscope.trace.run_folder.rank_facts import read_facts

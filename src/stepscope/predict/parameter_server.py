@@ -22,9 +22,9 @@ from stepscope.explain.parameter_server import (
 from stepscope.predict.data_parallel import ENOUGH_STEPS
 from stepscope.predict.declaration import Refused
 from stepscope.predict.fitted import fitted
-from stepscope.predict.stalls import NORMAL_95
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.parameter_server import (
     ConsistencyPromise,
     RequestColumns,

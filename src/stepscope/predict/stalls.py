@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.budget import longer_work_ns
 from stepscope.predict.fitted import fitted
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.run import STALL_CAUSES, WITHOUT_GRADIENTS, RankRun, Stall
 from stepscope.text.figures import milliseconds
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 # run and stay as they are, unless a what-if concerns their cause. Times are nanoseconds.
 
 # The script stalls for these at the same step on every worker.
-NORMAL_95 = 1.96  # standard deviations on each side hold 95%
 _BY_THE_SCRIPT = frozenset({*WITHOUT_GRADIENTS, "checkpoint", "compile"})
 # Half of what independent stalls add, one standard deviation: they may partly coincide.
 _COINCIDENCE_DOUBT = fitted("doubts.stalls_coincide")

@@ -16,7 +16,6 @@ from stepscope.explain.flops.products import asked_gradients, read_convolution
 from stepscope.predict.fitted import fitted, table
 from stepscope.predict.kernel_costs import (
     ALIGNED_BYTES,
-    ELEMENT_BYTES,
     FLOOR_NS,
     Family,
     after_start,
@@ -24,6 +23,7 @@ from stepscope.predict.kernel_costs import (
     sheet_flops,
     with_durations,
 )
+from stepscope.records.dtypes import PEAK_BYTES
 from stepscope.step.call_tree import by_text, distinct_places, is_channels_last, tensor_shapes
 from stepscope.step.graph import Phase, StepGraph
 from stepscope.step.replay import step_ns
@@ -121,7 +121,7 @@ def amounts(
     multiprocessors: int,
     gradients: AskedGradients | None = None,
 ) -> Terms:
-    item, peak_ns = ELEMENT_BYTES[dtype], 1e9 / sheet_flops(ceilings, dtype)
+    item, peak_ns = PEAK_BYTES[dtype], 1e9 / sheet_flops(ceilings, dtype)
     byte_ns = item * 1e9 / ceilings.bytes_s if ceilings.bytes_s else 0.0
     points, chunk = shape.batch * shape.filtered_points, _CHANNEL_BYTES // item
     columns, inner = shape.outputs, shape.inputs

@@ -220,6 +220,9 @@ def _calls(
     start, end = ((times - begin).astype(np.float64) for times in spans)
     end = np.maximum.accumulate(end)
     before = np.append(0.0, end[:-1])
+    host = trace.host
+    frame = (host.kind == HostKind.PYTHON) & work.feeds(host.thread)
+    begun = np.sort(host.start_ns[frame])
     return Calls(
         kind=kind,
         gap_ns=np.maximum(start - before, 0.0),
@@ -228,7 +231,9 @@ def _calls(
         phase=call_phases(trace, rows),
         row=rows.astype(np.int32),
         operator=np.full(len(rows), ABSENT, np.int32),
-        frames=_frames_between(trace, work, before + begin, start + begin),
+        frames=(
+            np.searchsorted(begun, start + begin) - np.searchsorted(begun, before + begin)
+        ).astype(np.float64),
         awaits=((),) * len(rows),
     )
 
@@ -279,13 +284,6 @@ def call_phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:
     loading = rows_named(trace, host, named, DATA_LOADING.search)
     phase[nearest_of(host, loading, rows) >= 0] = Phase.DATA
     return phase
-
-
-def _frames_between(trace: Trace, work: Work, start: Floats, end: Floats) -> Floats:
-    host = trace.host
-    frame = (host.kind == HostKind.PYTHON) & work.feeds(host.thread)
-    begun = np.sort(host.start_ns[frame])
-    return (np.searchsorted(begun, end) - np.searchsorted(begun, start)).astype(np.float64)
 
 
 def _awaiting(

@@ -65,7 +65,16 @@ def _one_of(trace: Trace, pieces: list[StepGraph]) -> Typical | None:
     most = max(piece.size for piece in pieces)
     pieces = [piece for piece in pieces if piece.size > most / 2]
     if all(_alike(trace, piece, pieces[-1]) for piece in pieces):
-        return Typical(graph=_median(pieces), steps=len(pieces), alike=True)
+        return Typical(
+            graph=replace(
+                pieces[-1],
+                calls=_medians([piece.calls for piece in pieces], _CALL_TIMES),
+                tasks=_medians([piece.tasks for piece in pieces], _TASK_TIMES),
+                end_ns=median([piece.end_ns for piece in pieces]),
+            ),
+            steps=len(pieces),
+            alike=True,
+        )
     order = sorted(pieces, key=lambda piece: piece.host_ns)
     return Typical(graph=order[(len(order) - 1) // 2], steps=len(pieces), alike=False)
 
@@ -106,15 +115,6 @@ def _alike(trace: Trace, one: StepGraph, other: StepGraph) -> bool:
     host = trace.host.name
     same = np.array_equal(host[one.calls.row], host[other.calls.row])
     return same and np.array_equal(one.tasks.call, other.tasks.call)
-
-
-def _median(pieces: list[StepGraph]) -> StepGraph:
-    return replace(
-        pieces[-1],
-        calls=_medians([piece.calls for piece in pieces], _CALL_TIMES),
-        tasks=_medians([piece.tasks for piece in pieces], _TASK_TIMES),
-        end_ns=median([piece.end_ns for piece in pieces]),
-    )
 
 
 def _medians(tables: list[_Table], names: tuple[str, ...]) -> _Table:

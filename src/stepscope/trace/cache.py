@@ -112,7 +112,8 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     def save(self, key: str, trace: Trace) -> None:
         """Write the entry; on a full or read-only disk nothing is cached."""
         with contextlib.suppress(*_NOT_WRITTEN):  # also for facts that JSON cannot hold
-            if entry_bytes(trace) > LIMIT_BYTES:
+            # The size of the entry without its head.
+            if _end(_layout({name: len(getattr(trace, name)) for name in _TABLES})) > LIMIT_BYTES:
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._sweep()
@@ -270,11 +271,6 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 _TRACE_FIELDS = [name for name in _Head.__struct_fields__ if name in Trace.__struct_fields__]
-
-
-def entry_bytes(trace: Trace) -> int:
-    """The size of the entry without its head."""
-    return _end(_layout({name: len(getattr(trace, name)) for name in _TABLES}))
 
 
 def write_entry(file: IO[bytes], key: str, trace: Trace) -> None:

@@ -109,9 +109,14 @@ def align_clocks(
     connected = np.unique(np.concatenate((edges.part, arrows.sender, arrows.receiver)))
     reference = min(connected.tolist(), key=lambda part: parts[part].rank)
     try:
-        return _solve(
-            _Problem(parts=parts, edges=edges, arrows=arrows, base=base, reference=reference)
-        )
+        # Use fewer bins if some bin is too short to connect every rank to the others.
+        problem = _Problem(parts=parts, edges=edges, arrows=arrows, base=base, reference=reference)
+        rough = _rough(problem)
+        for bins in _BINS:
+            clock = _fit(problem, rough, bins)
+            if len(clock.offset_ns) == int(np.isfinite(rough).sum()):
+                break
+        return clock
     except _Contradiction as reason:
         detail = f"times of the ranks contradict each other: {reason}; no clock was aligned"
         return Clock(aligned=False, contradicts=True, detail=detail)
@@ -236,16 +241,6 @@ def _broadcasts(
 
 
 # Solving for the offsets
-
-
-def _solve(problem: _Problem) -> Clock:
-    """Use fewer bins if some bin is too short to connect every rank to the others."""
-    rough = _rough(problem)
-    for bins in _BINS:
-        clock = _fit(problem, rough, bins)
-        if len(clock.offset_ns) == int(np.isfinite(rough).sum()):
-            break
-    return clock
 
 
 def _fit(problem: _Problem, rough: Float, bins: int) -> Clock:

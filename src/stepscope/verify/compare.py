@@ -24,8 +24,8 @@ from stepscope.records.comparison import (
     Verdict,
 )
 from stepscope.records.explanation import Explanation
+from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.prediction import StepBasis
-from stepscope.step.statistics import NORMAL_95
 from stepscope.text.figures import milliseconds, unsigned_percent
 from stepscope.text.words import counted
 from stepscope.verify.change import (
@@ -418,7 +418,9 @@ def _peak(runs: Sequence[ComparedRun]) -> int | None:
 
 # Traces compared by the step that `explain` gives: without the profiler's overhead.
 
-_SMALLEST_OVER_REACH = (NORMAL_95 + normal_quantile(POWER)) / NORMAL_95  # found 4 times of 5
+_SMALLEST_OVER_REACH = (
+    NORMAL_95_PRECISE + normal_quantile(POWER)
+) / NORMAL_95_PRECISE  # found 4 times of 5
 
 
 class _LogStep(NamedTuple):

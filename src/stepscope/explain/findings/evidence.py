@@ -381,19 +381,15 @@ def offer_for_waits(loader: LoaderUse | None, *, gpu: bool) -> tuple[Remedy, ...
             "loaded was not captured"
         )
         return (unknown, remedies.PIN_MEMORY.offer()) if gpu else (unknown,)
+    words = f"Try another num_workers in the DataLoader (it has {loader.workers})"
+    if loader.iterable:
+        words += ". Its dataset only yields: each worker must take its share"
     return (
-        remedies.LOADER_WORKERS.offer(_workers_words(loader)),
+        remedies.LOADER_WORKERS.offer(words),
         remedies.CHEAPER_BATCH.offer(_cheaper_words(loader)),
         *_for_workers(loader),
         *([remedies.PIN_MEMORY.offer()] if gpu and not loader.pinned else []),
     )
-
-
-def _workers_words(loader: LoaderUse) -> str:
-    words = f"Try another num_workers in the DataLoader (it has {loader.workers})"
-    if loader.iterable:
-        words += ". Its dataset only yields: each worker must take its share"
-    return words
 
 
 def _cheaper_words(loader: LoaderUse) -> str:

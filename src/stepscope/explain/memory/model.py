@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.explain.memory.lifetimes import BACKWARD
 from stepscope.explain.memory.theory import Transformer
+from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step.call_tree import enclosing, outermost
@@ -30,8 +31,8 @@ _CONVOLUTIONS = tuple(
     f"aten::{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3)
 )
 FED = ("aten::embedding", _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
-_BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 _NARROW = ("c10::Half", "c10::BFloat16")
+_BYTES = {name: PROFILER_BYTES[name] for name in ("float", "double", *_NARROW)}
 _FETCH = "enumerate(DataLoader)"  # torch marks every fetch
 
 

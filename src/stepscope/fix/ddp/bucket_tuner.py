@@ -126,7 +126,11 @@ class BucketTuner:
         timed: list[TimedStep] = []
         before = yield from self._time_exchange(None, timed)
         first = timed[-1]
-        self._learn_order(first.ready_ns)
+        # The first rank's order in which gradients become ready.
+        order = sorted(
+            self._order, key=lambda place: first.ready_ns[place]
+        )  # ties keep their order
+        self._order = [int(place) for place in self._agree.of_first(order)]
         all_bytes = sum(parameter.nbytes for parameter in self._parameters)
         for part in _PROBED_PARTS:
             cap = max(1, all_bytes // part)
@@ -162,11 +166,6 @@ class BucketTuner:
             yield
             timed.append(self._timer.end())
         return built_with
-
-    def _learn_order(self, ready_ns: Sequence[int]) -> None:
-        """The first rank's order in which gradients become ready."""
-        order = sorted(self._order, key=lambda place: ready_ns[place])  # ties keep their order
-        self._order = [int(place) for place in self._agree.of_first(order)]
 
     def _candidates(
         self, before: BucketSizes, timed: Sequence[TimedStep], costs: ExchangeCosts | None

@@ -288,7 +288,13 @@ def best_candidates(
     """
     known = {predict_sizes(parameters, ready_ns, present, costs).buckets_bytes}
     by_count: dict[int, Candidate] = {}
-    for sizes in _possible_sizes(sum(parameter.nbytes for parameter in parameters)):
+    all_bytes = sum(parameter.nbytes for parameter in parameters)
+    caps = [max(_SMALLEST, math.ceil(all_bytes / count)) for count in _COUNTS]
+    for sizes in [
+        BucketSizes(first_bytes=max(_SMALLEST, cap // part), cap_bytes=cap)
+        for cap in dict.fromkeys(caps)
+        for part in _FIRST
+    ]:
         candidate = predict_sizes(parameters, ready_ns, sizes, costs)
         if candidate.buckets_bytes in known:
             continue
@@ -298,15 +304,6 @@ def best_candidates(
         if candidate.predicted.exposed_ns < best.predicted.exposed_ns:
             by_count[about] = candidate
     return sorted(by_count.values(), key=lambda one: one.predicted.exposed_ns)[:most]
-
-
-def _possible_sizes(all_bytes: int) -> list[BucketSizes]:
-    caps = [max(_SMALLEST, math.ceil(all_bytes / count)) for count in _COUNTS]
-    return [
-        BucketSizes(first_bytes=max(_SMALLEST, cap // part), cap_bytes=cap)
-        for cap in dict.fromkeys(caps)
-        for part in _FIRST
-    ]
 
 
 # Numbers that all ranks of a group share.

@@ -172,7 +172,9 @@ def why_not_rebuilt(ddp: Any) -> str | None:
             hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.parameters()
         ),
         "the model has sparse gradients": any(ddp._build_params_for_reducer()[1]),
-        "torch's built-in communication hook is registered": _has_builtin_hook(ddp),
+        "torch's built-in communication hook is registered": (
+            bool(ddp._get_ddp_logging_data().get("comm_hook")) and not ddp._comm_hooks
+        ),
         "a communication hook is registered that may depend on the buckets": any(
             not getattr(hook, FITS_ANY_BUCKETS, False) for hook, _state in ddp._comm_hooks
         ),
@@ -294,7 +296,3 @@ def _register(ddp: Any, state: Any, hook: Hook) -> None:
 
     ddp.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__name__))
     dist._register_comm_hook(ddp.reducer, state, hook)
-
-
-def _has_builtin_hook(ddp: Any) -> bool:
-    return bool(ddp._get_ddp_logging_data().get("comm_hook")) and not ddp._comm_hooks

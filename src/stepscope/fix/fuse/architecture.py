@@ -181,7 +181,10 @@ def put_difference(module: nn.Module, name: str, values: tuple[Any, ...]) -> Non
     else:
         alike = len({id(value) for value in values}) == 1
         why = "is each model's own" if alike else "differs from model to model"
-        _raise_when_asked(module, name, why)
+        # By a class of this module's own: Python asks the class before the module.
+        vars(module).pop(name, None)
+        kind = type(module)
+        module.__class__ = type(kind.__name__, (kind,), {name: _Differs(name, why)})
 
 
 def differing_settings(
@@ -228,7 +231,13 @@ class ModelComparison:
     def _have_same_parts(self, a: Any, b: Any) -> bool:
         ours, theirs = _parts(a), _parts(b)
         if ours is None or theirs is None:
-            return _are_equal(a, b)
+            # NaN equals NaN; what cannot say whether it is equal is not.
+            try:
+                answer = a == b
+                same = answer if isinstance(answer, bool) else answer.all()
+                return bool(same or (a != a and b != b))
+            except Exception:
+                return False
         return len(ours) == len(theirs) and all(map(self.are_same, ours, theirs))
 
 
@@ -251,16 +260,6 @@ def _parts(value: Any) -> list[Any] | None:
     return None
 
 
-def _are_equal(a: Any, b: Any) -> bool:
-    """NaN equals NaN; what cannot say whether it is equal is not."""
-    try:
-        answer = a == b
-        same = answer if isinstance(answer, bool) else answer.all()
-        return bool(same or (a != a and b != b))
-    except Exception:
-        return False
-
-
 class _Differs:
     """An attribute that has another value in each model, until the template's own code sets it."""
 
@@ -276,13 +275,6 @@ class _Differs:
 
     def __set__(self, module: Any, value: Any) -> None:
         vars(module)[self._name] = value
-
-
-def _raise_when_asked(module: nn.Module, name: str, why: str) -> None:
-    """By a class of this module's own: Python asks the class before the module."""
-    vars(module).pop(name, None)
-    kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {name: _Differs(name, why)})
 
 
 # Which values a model's attributes may have for one template to stand for all models.
@@ -331,7 +323,11 @@ class KnownValues:
             cells = [_cell(cell) for cell in value.__closure__ or ()]
             given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             return not vars(value) and all(map(self._is_fixed, [*cells, *given]))
-        return _is_operator_or_number(value)
+        # torch's and numpy's own, which keep nothing.
+        kind = type(value)
+        if kind.__module__ == "numpy" or kind.__module__.startswith("numpy.dtypes"):
+            return kind.__name__ != "ndarray"
+        return kind.__name__ in ("OpOverload", "OpOverloadPacket", "ScriptFunction")
 
     def _is_fixed(self, value: Any) -> bool:
         """A constant, or made of constants only."""
@@ -344,7 +340,10 @@ class KnownValues:
             return True
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            return self._knows_tensor(value)
+            if isinstance(value, Stacked):
+                return True
+            plain = type(value) is torch.Tensor and value.layout is torch.strided
+            return plain and not value.requires_grad and _memory_of(value) not in self._memory
         if isinstance(value, nn.Module):
             return id(value) in self._modules
         if is_array(value):
@@ -354,24 +353,10 @@ class KnownValues:
         parts = _parts_of(value)
         return parts is not None and all(self._knows(part, seen) for part in parts)
 
-    def _knows_tensor(self, value: torch.Tensor) -> bool:
-        if isinstance(value, Stacked):
-            return True
-        plain = type(value) is torch.Tensor and value.layout is torch.strided
-        return plain and not value.requires_grad and _memory_of(value) not in self._memory
-
 
 def is_array(value: Any) -> bool:
     """Whether it is numpy's, which is not imported for this."""
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
-
-
-def _is_operator_or_number(value: Any) -> bool:
-    """torch's and numpy's own, which keep nothing."""
-    kind = type(value)
-    if kind.__module__ == "numpy" or kind.__module__.startswith("numpy.dtypes"):
-        return kind.__name__ != "ndarray"
-    return kind.__name__ in ("OpOverload", "OpOverloadPacket", "ScriptFunction")
 
 
 def contents_of(value: Any, kind: type[Kind]) -> list[Kind]:

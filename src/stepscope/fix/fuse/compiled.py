@@ -238,7 +238,15 @@ class CapturedStep:
             self._held, self._graph, self._outputs, self._calls = held, None, None, 0
         self._calls += 1
         if self._calls <= self._first_calls:
-            return self._run_as_it_is(inputs)
+            # On the stream that will capture: what autograd keeps belongs to one stream.
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                result = _without_history(self._step(*inputs))
+            current.wait_stream(self._stream)
+            return result
         if self._graph is None:
             self._capture(inputs)
         self._fill(inputs)
@@ -270,17 +278,6 @@ class CapturedStep:
                 held.append(array.optimizer.held())
         flat, shape = tree_flatten(inputs)
         return (*held, *map(_kind, flat), str(shape))
-
-    def _run_as_it_is(self, inputs: Sequence[Any]) -> Any:
-        """On the stream that will capture: what autograd keeps belongs to one stream."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            result = _without_history(self._step(*inputs))
-        current.wait_stream(self._stream)
-        return result
 
     def _capture(self, inputs: Sequence[Any]) -> None:
         if self._stream is None:

@@ -67,7 +67,13 @@ class PythonState:
         for same in self._modules:
             if same.shared.has_changed(looked):
                 for name in same.shared.changed():
-                    self._give(same, name)
+                    value = same.shared.values.get(name, MISSING)
+                    for model, one in enumerate(same.own):
+                        if value is MISSING:
+                            one.values.pop(name, None)
+                        else:
+                            own = self._of_model(same.path, value, model, one.values.get(name))
+                            one.values[name] = own
                 self._accept(same)
 
     def _models_have_changed(self) -> bool:
@@ -138,15 +144,6 @@ class PythonState:
         for module in contents_of(value, nn.Module):
             memo[id(module)] = places.get(ours.get(id(module), "?"), module)
         return copy.deepcopy(value, memo)
-
-    def _give(self, same: _SameModule, name: str) -> None:
-        value = same.shared.values.get(name, MISSING)
-        for model, one in enumerate(same.own):
-            if value is MISSING:
-                one.values.pop(name, None)
-            else:
-                own = self._of_model(same.path, value, model, one.values.get(name))
-                one.values[name] = own
 
     def _of_model(self, path: str, value: Any, model: int, old: Any) -> Any:
         """One model's part of what the template's code made; containers stay the model's own."""

@@ -151,7 +151,11 @@ class TrialHost:
             for trial in array.trials:
                 if trial.step >= self._steps:
                     self._take_out(trial)
-                    self._save_weights(trial)
+                    trial.state = "finished"
+                    assert trial.model is not None
+                    content = {"config": dict(trial.config), "model": trial.model.state_dict()}
+                    _write(content, self._file.parent / f"{self._names[trial.number]}.pt")
+                    trial.model = None
         self._rounds += 1
         if self._rounds % self._keep == 0:
             self._save()
@@ -159,13 +163,6 @@ class TrialHost:
     def _fail(self, trial: SweptTrial, error: BaseException) -> None:
         trial.error, trial.state = error, "failed"
         self._take_out(trial)
-
-    def _save_weights(self, trial: SweptTrial) -> None:
-        trial.state = "finished"
-        assert trial.model is not None
-        content = {"config": dict(trial.config), "model": trial.model.state_dict()}
-        _write(content, self._file.parent / f"{self._names[trial.number]}.pt")
-        trial.model = None
 
     def _save(self) -> None:
         ended = [

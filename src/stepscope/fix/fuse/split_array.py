@@ -228,7 +228,11 @@ class SplitArray:
         at = self.arrays.index(array)
         array.zero_grad()
         self.arrays[at : at + 1] = halves = array.cut(middle)
-        _free_memory(array)
+        # What the failed step held, so that the halves get it.
+        device = next(array.parameters()).device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         first = tuple(place for place in places if place < middle)
         second = tuple(place - middle for place in places if place >= middle)
         return [(half, own) for half, own in zip(halves, (first, second), strict=True) if own]
@@ -293,10 +297,15 @@ class _StepOfSome:
         if clip is not None:
             array.clip_grad_norm_(clip)
         if self._may_run_out():
-            self._remember_weights()
+            # On the host, where the device is short of memory.
+            stacks = self._array.parameters()
+            self._weights = [stack.detach().to("cpu", copy=True) for stack in stacks]
+            if self._array.optimizer is not None:
+                self._states = self._array.optimizer.copies()
         skipped = [place in self._others for place in range(len(array))]
         array.step(skipped if self._others else None)
-        self._put_back_others()
+        if self._others:
+            self._array.undo(self._before, self._others)
         self._proven.add(array)
         return values
 
@@ -309,10 +318,6 @@ class _StepOfSome:
 
         return _change_lists(lend, value)
 
-    def _put_back_others(self) -> None:
-        if self._others:
-            self._array.undo(self._before, self._others)
-
     def _may_run_out(self) -> bool:
         """Whether the optimizer may find no memory halfway: the first time that it makes its
         states, and when hardly more is left than one weight's update needs."""
@@ -322,13 +327,6 @@ class _StepOfSome:
             return True
         largest = max(stack.nbytes for stack in stacks)
         return allocatable_bytes(device) < 2 * _TEMPORARIES * int(largest)
-
-    def _remember_weights(self) -> None:
-        """On the host, where the device is short of memory."""
-        stacks = self._array.parameters()
-        self._weights = [stack.detach().to("cpu", copy=True) for stack in stacks]
-        if self._array.optimizer is not None:
-            self._states = self._array.optimizer.copies()
 
     def _restore(self) -> None:
         self._array.zero_grad()
@@ -387,11 +385,3 @@ def _change_lists(change: Callable[[list[Any]], Any], value: Any) -> Any:
     if isinstance(value, Stacked):
         return change(list(value.each()))
     return change(value) if isinstance(value, list) else value
-
-
-def _free_memory(array: ModelArray) -> None:
-    """What the failed step held, so that the halves get it."""
-    device = next(array.parameters()).device
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

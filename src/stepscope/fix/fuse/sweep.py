@@ -332,7 +332,12 @@ class StartedTrial:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Equal for trials that can train in one array."""
-        return describe(self.model), _describe_optimizer(self.optimizer), self.batches.shapes
+        # What must be the same in one array: its kind, groups, and settings that are no numbers.
+        groups = [
+            (len(group["params"]), *_switches(group.items()))
+            for group in self.optimizer.param_groups
+        ]
+        return describe(self.model), (type(self.optimizer), *groups), self.batches.shapes
 
 
 class Batches:
@@ -399,12 +404,6 @@ def start_trial(build: Build, config: Settings, number: int, seed: int) -> Start
         return StartedTrial(trial, model, optimizer, Batches(data), loss, states_now())
     finally:
         restore(outer)
-
-
-def _describe_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """What must be the same in one array: its kind, groups, and settings that are no numbers."""
-    groups = [(len(group["params"]), *_switches(group.items())) for group in optimizer.param_groups]
-    return type(optimizer), *groups
 
 
 def _switches(settings: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:

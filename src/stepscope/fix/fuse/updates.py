@@ -255,12 +255,9 @@ def step_each(kind: type, step: WeightStep, settings: list[Settings]) -> None:
     for model, own in enumerate(settings):
         parts = {name: by_model[model] for name, by_model in states.items()}
         calls.append(KernelCall(weights[model], gradients[model], parts, own, counts[model]))
-    _call_side_by_side(KERNELS[kind], calls)
-
-
-def _call_side_by_side(kernel: Kernel, calls: list[KernelCall]) -> None:
-    """One model's weights make fewer blocks than a GPU holds, of unequal length: on a few streams
-    the next model fills what the last one leaves idle. The calls allocate nothing."""
+    # One model's weights make fewer blocks than a GPU holds, of unequal length: on a few streams
+    # the next model fills what the last one leaves idle. The calls allocate nothing.
+    kernel = KERNELS[kind]
     device = calls[0].weights[0].device
     if device.type != "cuda":
         for call in calls:

@@ -208,7 +208,9 @@ def gradient_horizon(
             "of full length shows how far its gradient reaches"
         )
     with torch.no_grad():
-        states = _states_by_layer(rnn, inputs, hx)
+        # Every layer's states in the order of its own steps, with its recurrent weight.
+        model = rnn if isinstance(rnn, ScanRNN) else ScanRNN.of(rnn)
+        states = model.states_by_layer(*model.batched(inputs, hx))
     if not all(bool(layer.isfinite().all()) for layer, _ in states):
         raise ValueError("not all states are finite. Check the inputs and the forward pass")
     reach = max(
@@ -229,11 +231,3 @@ def _reach(states: Tensor, weight: Tensor, tanh: bool, share: float) -> int:
         return len(states)
     counts = (largest > share * largest.max()).nonzero()
     return len(states) - int(counts[0]) if len(counts) else 0
-
-
-def _states_by_layer(
-    rnn: nn.RNN | Any, inputs: Tensor, hx: Tensor | None
-) -> list[tuple[Tensor, Tensor]]:
-    """Every layer's states in the order of its own steps, with its recurrent weight."""
-    model = rnn if isinstance(rnn, ScanRNN) else ScanRNN.of(rnn)
-    return model.states_by_layer(*model.batched(inputs, hx))

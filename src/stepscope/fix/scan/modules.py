@@ -45,13 +45,11 @@ def is_replaceable(module: nn.Module) -> bool:
     kind = _plain_kind(module)
     if kind is not nn.LSTM:
         return kind is not None
-    if getattr(module, "proj_size", 0) or _is_on_cpu(module):
+    if getattr(module, "proj_size", 0) or all(
+        one.device.type == "cpu" for one in module.parameters()
+    ):
         return False
     return int(getattr(module, "hidden_size", 0)) <= LARGEST_LSTM
-
-
-def _is_on_cpu(module: nn.Module) -> bool:
-    return all(one.device.type == "cpu" for one in module.parameters())
 
 
 def _plain_kind(module: nn.Module) -> type[nn.Module] | None:
@@ -196,7 +194,14 @@ class ScanStack(nn.Module):
     def forward(self, input: Any, hx: Any = None) -> Any:
         first = self._joined(hx)
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, first)
+            # The padding behind a sequence cannot reach what comes before it.
+            steps, lengths = pad_packed_sequence(input)
+            states, last = self._layers(
+                steps, self._initial(steps, first), lengths=lengths.to(steps.device)
+            )
+            sorted_already = input.sorted_indices is None
+            packed_states = pack_padded_sequence(states, lengths, enforce_sorted=sorted_already)
+            return packed_states, self._parted(last)
         alone = input.dim() == 2
         input, first = self.batched(input, first)
         steps = input.transpose(0, 1) if self.batch_first else input
@@ -214,16 +219,6 @@ class ScanStack(nn.Module):
             inputs.unsqueeze(int(not self.batch_first)),
             None if hx is None else hx.unsqueeze(1),
         )
-
-    def _forward_packed(self, packed: PackedSequence, hx: Tensor | None) -> Any:
-        """The padding behind a sequence cannot reach what comes before it."""
-        steps, lengths = pad_packed_sequence(packed)
-        states, last = self._layers(
-            steps, self._initial(steps, hx), lengths=lengths.to(steps.device)
-        )
-        sorted_already = packed.sorted_indices is None
-        packed_states = pack_padded_sequence(states, lengths, enforce_sorted=sorted_already)
-        return packed_states, self._parted(last)
 
     def _initial(self, steps: Tensor, hx: Tensor | None) -> Tensor:
         """Zeros unless they are given; ValueError where shapes do not fit."""
@@ -368,13 +363,9 @@ class ScanRNN(ScanStack):
                 states, _ = self._one_way(steps, first, layer, back, None)
                 outputs.append(states)
                 weight = self._weights(f"_l{layer}{'_reverse' if back else ''}")[1]
-                found.append((_turned(states, back), weight))
+                found.append(((states.flip(0).contiguous() if back else states), weight))
             steps = torch.cat(outputs, -1)
         return found
-
-
-def _turned(values: Tensor, back: bool) -> Tensor:
-    return values.flip(0).contiguous() if back else values
 
 
 # `ScanGRU` and `ScanLSTM`: torch's modules with a backward pass of logarithmic depth.

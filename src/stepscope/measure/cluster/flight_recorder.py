@@ -22,6 +22,7 @@ from stepscope.measure.cuda_graphs import gate
 from stepscope.measure.folder import note_unwritten
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.writer import started_thread
+from stepscope.records.dtypes import BY_SCALAR_TYPE
 
 if TYPE_CHECKING:
     Recorders = Callable[[], list[tuple[str, Callable[[], bytes]]]]
@@ -38,24 +39,6 @@ _KINDS = {
     "alltoall": "all_to_all",
     **{kind: kind for kind in ("reduce_scatter", "all_gather", "all_reduce", "all_to_all")},
     **{kind: kind for kind in ("broadcast", "reduce", "gather", "scatter", "send", "recv")},
-}
-_DTYPES = {
-    "Byte": ("uint8", 1),
-    "Char": ("int8", 1),
-    "Short": ("int16", 2),
-    "Int": ("int32", 4),
-    "Long": ("int64", 8),
-    "UInt16": ("uint16", 2),
-    "UInt32": ("uint32", 4),
-    "UInt64": ("uint64", 8),
-    "Half": ("float16", 2),
-    "BFloat16": ("bfloat16", 2),
-    "Float": ("float32", 4),
-    "Double": ("float64", 8),
-    "ComplexHalf": ("complex32", 4),
-    "ComplexFloat": ("complex64", 8),
-    "ComplexDouble": ("complex128", 16),
-    "Bool": ("bool", 1),
 }
 
 
@@ -114,7 +97,10 @@ def _kind(name: str) -> str:
 
 def _dtype(entry: dict[str, Any]) -> str | None:
     names = entry["input_dtypes"] or entry["output_dtypes"]
-    return _DTYPES.get(names[0], (names[0].lower(), 0))[0] if names else None
+    if not names:
+        return None
+    dtype = BY_SCALAR_TYPE.get(names[0])
+    return dtype.name if dtype else names[0].lower()
 
 
 def _size_bytes(kind: str, entry: dict[str, Any], group_size: int | None) -> int | None:
@@ -132,10 +118,9 @@ def _bytes(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int | None:
     total = 0
     for index, shape in enumerate(sizes):
         dtype = dtypes[min(index, len(dtypes) - 1)] if dtypes else ""
-        width = 1 if dtype.startswith("Float8") else _DTYPES.get(dtype, ("", 0))[1]
-        if not width:
+        if dtype not in BY_SCALAR_TYPE:
             return None
-        total += math.prod(shape) * width
+        total += math.prod(shape) * BY_SCALAR_TYPE[dtype].item_bytes
     return total if sizes else None
 
 

@@ -23,6 +23,7 @@ from stepscope.measure.probe.arguments import (
 )
 from stepscope.measure.probe.device import find_stopwatch, math_mode
 from stepscope.records.change_values import precision_of
+from stepscope.records.normal import NORMAL_95
 
 _FEWEST, _MOST = 5, 200  # repeats
 _NARROW = 0.01  # of the median: half of its interval, good enough
@@ -181,7 +182,7 @@ def half_interval(times: list[float]) -> float:
         return _FEW_SPREAD
     low, middle, high = quantiles(times, n=4, method="inclusive")
     # Of a normal distribution: the median's error is 1.25, the quartiles' distance 1.35 deviations.
-    return 1.96 * 1.25 / 1.35 * (high - low) / math.sqrt(len(times)) / max(middle, 1.0)
+    return NORMAL_95 * 1.25 / 1.35 * (high - low) / math.sqrt(len(times)) / max(middle, 1.0)
 
 
 def _host_ns(prepare: Callable[[], Any], call: Callable[[Any], Any]) -> float:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from stepscope.errors import UsageError
 from stepscope.predict.fitted import fitted
-from stepscope.predict.kernel_costs import ELEMENT_BYTES
 from stepscope.predict.other_gpu.gpu import (
     AttentionFit,
     Gpu,
@@ -27,6 +26,8 @@ from stepscope.predict.other_gpu.gpu import (
     transfer_fit,
     unit_of,
 )
+from stepscope.records.dtypes import PEAK_BYTES
+from stepscope.records.normal import NORMAL_90
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     KernelModel = Callable[[Floats, str, Gpu, TransferFit], Floats]
 
-CONFIDENCE = 1.645  # of the standard deviation: nine of ten times lie inside
+CONFIDENCE = NORMAL_90  # of the standard deviation: nine of ten times lie inside
 KERNEL_FLOOR_MS = 0.002  # no kernel is shorter
 _TWO_INPUTS = frozenset({"add", "mul", "div", "pow"})
 _ONE_INPUT = frozenset({"addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", "embedding"})
@@ -210,11 +211,11 @@ def _product(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, *, is_batch
 
 
 def _rate(dtype: str, gpu: Gpu) -> DtypeRate:
-    return DtypeRate(gpu.rates[dtype], gpu.full_rate(dtype), ELEMENT_BYTES[dtype])
+    return DtypeRate(gpu.rates[dtype], gpu.full_rate(dtype), PEAK_BYTES[dtype])
 
 
 def _convolution(shapes: Floats, dtype: str, gpu: Gpu, _fit: TransferFit) -> Floats:
-    rate, size = gpu.slowed_rate(dtype, _CONVOLUTION_POWER), ELEMENT_BYTES[dtype]
+    rate, size = gpu.slowed_rate(dtype, _CONVOLUTION_POWER), PEAK_BYTES[dtype]
     return convolution_ms(shapes, rate=rate, element_bytes=size, gpu=gpu)
 
 
@@ -223,12 +224,12 @@ def _attention(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats
 
 
 def _rows(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, *, softmax: bool) -> Floats:
-    size = ELEMENT_BYTES[dtype]
+    size = PEAK_BYTES[dtype]
     return rows_ms(*shapes.T, element_bytes=size, softmax=softmax, gpu=gpu, fit=fit)
 
 
 def _moving(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, *, tensors: float) -> Floats:
-    return moved_ms(shapes[:, 0] * shapes[:, 1] * ELEMENT_BYTES[dtype] * tensors, gpu, fit)
+    return moved_ms(shapes[:, 0] * shapes[:, 1] * PEAK_BYTES[dtype] * tensors, gpu, fit)
 
 
 # How long a kernel takes on a GPU by its shape. Every function works on columns of shapes and

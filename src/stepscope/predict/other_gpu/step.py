@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops.call import DTYPES, Call, Unknown, read_name
+from stepscope.explain.flops.call import Call, Unknown, read_name
 from stepscope.explain.memory.captured import CONTEXT_BYTES, SEGMENTS_SHARE, find_largest
 from stepscope.predict.declaration import Refused, changed
 from stepscope.predict.fitted import fitted, table
@@ -33,6 +33,7 @@ from stepscope.predict.other_gpu.gpu import (
 from stepscope.predict.other_gpu.kernel_time import find_operator, moved_ms, retime_many
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.step_context import StepContext
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import Ceilings, PeakSource
 from stepscope.records.prediction import GpuComparison, GpuPrediction
 from stepscope.step.call_tree import by_text, distinct_places
@@ -270,7 +271,7 @@ class _Rates:
         operators = context.operators
         self.multiplies = operators.flops > 0
         self.named = _named_dtypes(context)
-        self.dtype = np.array([*DTYPES, ""])[operators.dtype]
+        self.dtype = np.array([*PEAKS, ""])[operators.dtype]
         self.dtype = np.where(self.named == "", self.dtype, self.named)
         used = sorted(set(self.dtype[self.multiplies | (self.named != "")].tolist()))
         self.missing = tuple(
@@ -292,7 +293,7 @@ def _named_dtypes(context: StepContext) -> NDArray[np.str_]:
     for others."""
     operators, tasks = context.operators, context.graph.tasks
     silent = (operators.flops <= 0) & (operators.bytes_moved <= 0) & (tasks.kind == Kind.COMPUTE)
-    dtypes = [*DTYPES, ""]
+    dtypes = [*PEAKS, ""]
 
     def code(name: str) -> int:
         read = read_name(name)

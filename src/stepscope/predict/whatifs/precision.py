@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops.call import DTYPES
 from stepscope.predict.autocast import (
     NORM,
     find_unfused_attention,
@@ -53,6 +52,7 @@ from stepscope.predict.tensor_cores import (
     find_sample_convolutions,
     narrow_depthwise,
 )
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import Ceilings
 from stepscope.step.call_tree import by_text, tensor_shapes
 from stepscope.step.edit import insert
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
 
 _SPREAD = 0.12  # of what is modelled
-_DTYPES = (*DTYPES, "")  # code -1 is an unknown dtype
+_DTYPES = (*PEAKS, "")  # code -1 is an unknown dtype
 _WIDER = {
     "tf32": ("fp32",),
     "bf16": ("fp32", "tf32"),

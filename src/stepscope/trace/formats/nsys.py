@@ -43,7 +43,17 @@ def read_nsys(path: Path, progress: Progress | None = None) -> Trace:
         tables = NsysTables(database)
         tables.read()
         _refuse_empty(path, database, tables)
-        facts = describe_export(database, tables)
+        # Its rank is unknown if several processes share the export.
+        ranks = {} if len(tables.processes()) > 1 else _rank_variables(database)
+        product = database.records("META_DATA_EXPORT", "name", "value")
+        facts = Facts(
+            kind="cuda",
+            rank=ranks.get("RANK"),
+            world_size=ranks.get("WORLD_SIZE"),
+            devices=_devices(database, tables.columns.odd),
+            base_ns=_session_start(database, tables.columns),
+            others={name: str(value) for name, value in product if name in _PRODUCT},
+        )
     return assemble(
         path=str(path),
         source=NAME,
@@ -166,20 +176,6 @@ def _notes(database: Database, tables: NsysTables) -> Iterator[Note]:
 _PRODUCT = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 _RANK_VARIABLE = re.compile(r'(RANK|WORLD_SIZE)="?(\d{1,9})"?')
 _ABSOLUTE_FROM_NS = 10**18  # 2001; `nsys export --ts-normalize` has added the start already
-
-
-def describe_export(database: Database, tables: NsysTables) -> Facts:
-    """Its rank is unknown if several processes share the export."""
-    ranks = {} if len(tables.processes()) > 1 else _rank_variables(database)
-    product = database.records("META_DATA_EXPORT", "name", "value")
-    return Facts(
-        kind="cuda",
-        rank=ranks.get("RANK"),
-        world_size=ranks.get("WORLD_SIZE"),
-        devices=_devices(database, tables.columns.odd),
-        base_ns=_session_start(database, tables.columns),
-        others={name: str(value) for name, value in product if name in _PRODUCT},
-    )
 
 
 def _rank_variables(database: Database) -> dict[str, int]:

@@ -57,6 +57,11 @@ def find(evidence: RankEvidence) -> Finding | None:
     if share < LOW:
         return None
     overlap = evidence.whole.overlap  # as the facts about the rank have it
+    # For the strategy with the most exposed time.
+    costliest = max(evidence.strategies, key=_exposed_ns, default=None)
+    step_bytes = _step_bytes(costliest)
+    small = step_bytes is not None and step_bytes < SMALL_BYTES
+    offers = _OFFERS_IF_SMALL if small else _OFFERS
     return RULE.finding(
         share=share,
         summary=_summary(share),
@@ -68,7 +73,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             *(_describe(evidence, calls) for calls in evidence.collectives[:3]),
             "time in a collective includes waiting for slower ranks",
         ),
-        remedies=_offer(evidence),
+        remedies=offers.get(type(costliest), (_ACCUMULATE, _BANDWIDTH)),
     )
 
 
@@ -89,15 +94,6 @@ def with_share(finding: Finding, share: float, step_ms: float) -> Finding:
 
 def _summary(share: float) -> str:
     return f"{percent(share)} of the step is communication that does not overlap with compute."
-
-
-def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
-    """For the strategy with the most exposed time."""
-    costliest = max(evidence.strategies, key=_exposed_ns, default=None)
-    step_bytes = _step_bytes(costliest)
-    small = step_bytes is not None and step_bytes < SMALL_BYTES
-    offers = _OFFERS_IF_SMALL if small else _OFFERS
-    return offers.get(type(costliest), (_ACCUMULATE, _BANDWIDTH))
 
 
 def _exposed_ns(strategy: RankStrategy) -> int:

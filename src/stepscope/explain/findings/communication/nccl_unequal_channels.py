@@ -9,7 +9,6 @@ from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.nccl_groups import SHOWN, Member, count_rest, named_ranges
 from stepscope.records import remedies
 from stepscope.records.explanation import Place
-from stepscope.records.nccl import NcclLink
 
 if TYPE_CHECKING:
     from stepscope.explain.nccl_groups import NcclGroup, Node
@@ -62,7 +61,11 @@ def _compare_transports(group: NcclGroup) -> list[_Difference]:
     networks: dict[object, list[Member]] = {}
     local: dict[Node, set[str]] = {}
     for member in group.members:
-        used = {_network_words(link) for link in member.comm.links if link.family == "NET"}
+        used = {
+            f"NET/{link.network} {'with' if link.gdrdma else 'without'} GPU direct RDMA"
+            for link in member.comm.links
+            if link.family == "NET"
+        }
         if used:
             networks.setdefault(" and ".join(sorted(used)), []).append(member)
         inside = {link.family for link in member.comm.links if link.family in ("P2P", "SHM")}
@@ -72,10 +75,6 @@ def _compare_transports(group: NcclGroup) -> list[_Difference]:
         if local[member.node]:
             machines.setdefault(" and ".join(sorted(local[member.node])), []).append(member)
     return [*_contrast(networks, "", True), *_contrast(machines, "inside the machine", False)]
-
-
-def _network_words(link: NcclLink) -> str:
-    return f"NET/{link.network} {'with' if link.gdrdma else 'without'} GPU direct RDMA"
 
 
 def _contrast(by_value: dict[object, list[Member]], words: str, slows: bool) -> list[_Difference]:

@@ -9,7 +9,7 @@ from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.strategies.join import bound
 from stepscope.records import remedies
 from stepscope.records.explanation import Remedy
-from stepscope.records.strategies import Pipeline, Stage
+from stepscope.records.strategies import Pipeline
 from stepscope.text.figures import factor, milliseconds, percent
 from stepscope.text.words import counted
 
@@ -30,19 +30,18 @@ def _report(pipeline: Pipeline) -> Finding:
         summary=f"Pipeline stages are idle for {percent(share)} of the step."
         f"{_least_possible(pipeline)}",
         evidence=(
-            *(_describe_stage(stage) for stage in pipeline.stages),
+            *(
+                (
+                    f"stage {', '.join(map(str, stage.stage_indices))}: computes "
+                    f"{milliseconds(stage.compute_ns / 1e6)} of "
+                    f"{milliseconds(stage.step_ns / 1e6)}, waits {milliseconds(stage.receive_wait_ns / 1e6)} for input"
+                )
+                for stage in pipeline.stages
+            ),
             f"the slowest stage computes {factor(pipeline.imbalance)} times the mean",
         ),
         remedies=tuple(_offer(pipeline)),
         rank=None if slowest is None else pipeline.stages[slowest].ranks[0],
-    )
-
-
-def _describe_stage(stage: Stage) -> str:
-    return (
-        f"stage {', '.join(map(str, stage.stage_indices))}: computes "
-        f"{milliseconds(stage.compute_ns / 1e6)} of {milliseconds(stage.step_ns / 1e6)}, "
-        f"waits {milliseconds(stage.receive_wait_ns / 1e6)} for input"
     )
 
 

@@ -121,7 +121,17 @@ def _describe(straggler: Straggler) -> str:
     if straggler.link is not None:
         return f"{straggler.evidence[0]}, although ranks arrive together"
     if straggler.scope == "host":
-        return _describe_host(straggler)
+        its = f"{straggler.host} is slow: its {counted(len(straggler.ranks), 'rank')}"
+        why = " because they wait for their data" if straggler.cause == "input" else ""
+        if straggler.excess_ms is None:
+            times = factor(straggler.slowdown)
+            return (
+                f"{its} take {times} times as long as those of other hosts for their own work{why}"
+            )
+        if straggler.kind == "constant":
+            return f"{its} arrive {milliseconds(straggler.excess_ms)} after the others{why}"
+        late = f"are late by {milliseconds(straggler.excess_ms)}"
+        return f"{its} {late} in 1 step of {straggler.one_in}{why}"
     if straggler.excess_ms is None:
         times = factor(straggler.slowdown)
         return f"{_name(straggler)} {_WORDS[straggler.cause].format(times=times)}"
@@ -132,18 +142,6 @@ def _describe(straggler: Straggler) -> str:
     why = "it waits for its data" if straggler.cause == "input" else "its own work takes longer"
     often = "at every step" if straggler.kind == "constant" else often
     return f"{_name(straggler)} {late} {often} because {why}"
-
-
-def _describe_host(straggler: Straggler) -> str:
-    its = f"{straggler.host} is slow: its {counted(len(straggler.ranks), 'rank')}"
-    why = " because they wait for their data" if straggler.cause == "input" else ""
-    if straggler.excess_ms is None:
-        times = factor(straggler.slowdown)
-        return f"{its} take {times} times as long as those of other hosts for their own work{why}"
-    if straggler.kind == "constant":
-        return f"{its} arrive {milliseconds(straggler.excess_ms)} after the others{why}"
-    late = f"are late by {milliseconds(straggler.excess_ms)}"
-    return f"{its} {late} in 1 step of {straggler.one_in}{why}"
 
 
 def _name(straggler: Straggler) -> str:

@@ -24,18 +24,6 @@ def find(evidence: RankEvidence) -> Finding | None:
     if share < _LEAST_SHARE or seconds < _LEAST_S:
         return None
     trial = as_short_run(run, 1e3 * seconds)
-    return RULE.finding(
-        share=share,
-        of="run",
-        severity=length_severity(trial.share if trial else share, 1e3 * seconds),
-        summary=f"torch.compile compiled for {duration(1e9 * seconds)}, {percent(share)} of the "
-        f"{duration(1e9 * wall_s)} run.",
-        evidence=(*_lines(compiled), *([trial.words] if trial else [])),
-        remedies=_offer(compiled),
-    )
-
-
-def _lines(compiled: CompiledWork) -> list[str]:
     lines = [counted(compiled.compilations or 0, "compilation")]
     if compiled.cold_s is not None and compiled.cached_s is not None:
         lines[0] += (
@@ -45,7 +33,15 @@ def _lines(compiled: CompiledWork) -> list[str]:
     again = sum(one.seconds for one in compiled.recompiled)
     if again:
         lines.append(f"{duration(1e9 * again)} of it recompiled a function")
-    return lines
+    return RULE.finding(
+        share=share,
+        of="run",
+        severity=length_severity(trial.share if trial else share, 1e3 * seconds),
+        summary=f"torch.compile compiled for {duration(1e9 * seconds)}, {percent(share)} of the "
+        f"{duration(1e9 * wall_s)} run.",
+        evidence=(*lines, *([trial.words] if trial else [])),
+        remedies=_offer(compiled),
+    )
 
 
 def _offer(compiled: CompiledWork) -> tuple[Remedy, ...]:

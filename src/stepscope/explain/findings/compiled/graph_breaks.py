@@ -21,7 +21,18 @@ def find(evidence: RankEvidence) -> Finding | None:
     ran = [one for one in breaks if one.times and one.cost_ms is not None]
     step_ms = evidence.budget.step_ms
     if not ran or not step_ms:
-        return _without_cost(evidence, breaks)
+        # Older versions of torch do not mark compiled regions in a trace.
+        regions = evidence.compiled.regions if evidence.compiled else ()
+        if not breaks or not regions or any(region.region for region in regions):
+            return None
+        return RULE.finding(
+            share=0.0,
+            severity="low",
+            summary=f"{_splits(len(breaks))} What this costs is not known.",
+            evidence=tuple(_describe(one) for one in breaks[:_MOST]),
+            where=tuple(one.place for one in breaks if one.place is not None)[:_MOST],
+            remedies=(remedies.NO_BREAKS.offer(_advice(breaks[0])),),
+        )
     cost_ms = sum(one.cost_ms or 0.0 for one in ran)
     share = min(1.0, cost_ms / step_ms)
     named = [*ran, *(one for one in breaks if one not in ran)][:_MOST]
@@ -31,21 +42,6 @@ def find(evidence: RankEvidence) -> Finding | None:
         evidence=tuple(_describe(one) for one in named),
         where=tuple(one.place for one in named if one.place is not None),
         remedies=(remedies.NO_BREAKS.offer(_advice(ran[0])),),
-    )
-
-
-def _without_cost(evidence: RankEvidence, breaks: tuple[BreakCost, ...]) -> Finding | None:
-    """Older versions of torch do not mark compiled regions in a trace."""
-    regions = evidence.compiled.regions if evidence.compiled else ()
-    if not breaks or not regions or any(region.region for region in regions):
-        return None
-    return RULE.finding(
-        share=0.0,
-        severity="low",
-        summary=f"{_splits(len(breaks))} What this costs is not known.",
-        evidence=tuple(_describe(one) for one in breaks[:_MOST]),
-        where=tuple(one.place for one in breaks if one.place is not None)[:_MOST],
-        remedies=(remedies.NO_BREAKS.offer(_advice(breaks[0])),),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.compiled import UnfusedPair
 from stepscope.text.figures import milliseconds, size
 
 _MOST = 4
@@ -26,16 +25,15 @@ def find(evidence: RankEvidence) -> Finding | None:
         severity="low",
         summary="torch.compile left pairs of kernels unfused: the second reads again what the "
         f"first had just used. This costs up to {evidence.step_ms(share)}.",
-        evidence=tuple(_describe(pair) for pair in pairs[:_MOST]),
+        evidence=tuple(
+            (
+                f"{pair.first}, then {pair.second}: {size(pair.size_bytes)}, "
+                f"{milliseconds(pair.ms or 0.0)} per step"
+            )
+            for pair in pairs[:_MOST]
+        ),
         where=tuple(r.lines[0].place for r in regions if r.unfused and r.lines)[:_MOST],
         remedies=(remedies.FUSE_NEIGHBOURS.offer(),),
-    )
-
-
-def _describe(pair: UnfusedPair) -> str:
-    return (
-        f"{pair.first}, then {pair.second}: {size(pair.size_bytes)}, "
-        f"{milliseconds(pair.ms or 0.0)} per step"
     )
 
 

@@ -25,7 +25,14 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     if not evidence.is_compiled and not evidence.is_graphed:
         return None
-    lost = sorted(((_lost_ns(spot), spot) for spot in efficiency.spots), key=lambda row: -row[0])
+    # Per step; 0 where the roof is not known.
+    lost = sorted(
+        (
+            ((spot.device_ns - spot.roof_ns / REACHABLE if spot.roof_ns is not None else 0.0), spot)
+            for spot in efficiency.spots
+        ),
+        key=lambda row: -row[0],
+    )
     widest = [(ns, spot) for ns, spot in lost[:_MOST] if ns > 0]
     share = evidence.mean_step_share(sum(ns for ns, _ in widest))
     if share < LOW:
@@ -44,11 +51,6 @@ def find(evidence: RankEvidence) -> Finding | None:
 
 def _named(spot: Spot) -> str:
     return f"{spot.operator} of {spot.place.short}" if spot.place else spot.operator
-
-
-def _lost_ns(spot: Spot) -> float:
-    """Per step; 0 where the roof is not known."""
-    return spot.device_ns - spot.roof_ns / REACHABLE if spot.roof_ns is not None else 0.0
 
 
 def _describe(evidence: RankEvidence, lost_ns: float, spot: Spot) -> str:

@@ -50,6 +50,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     longest = found[int(np.argmax(shares))].recurrence
     guessed = all(one.recurrence.form == "loop" for one in found)
+    rows = np.array([one.rows[0] for one in found], np.int32)
     return RULE.finding(
         share=share,
         severity="low" if guessed else severity(share),
@@ -64,7 +65,9 @@ def find(evidence: RankEvidence) -> Finding | None:
             ),
             *_guess_words(guessed),
         ),
-        where=costliest_places(evidence.trace, *_first_calls(found, shares)),
+        where=costliest_places(
+            evidence.trace, *(rows, np.array([int(share * 1e9) for share in shares], np.int64))
+        ),
         remedies=tuple(_offer(_scannable(evidence, found, shares))),
     )
 
@@ -125,11 +128,6 @@ def _guess_words(guessed: bool) -> tuple[str, ...]:
         "a guess from shapes: the same [batch, size] matmul with the same weight is repeated. It "
         "is no recurrence unless each call uses the previous result",
     )
-
-
-def _first_calls(found: Sequence[RecurrentCalls], shares: Sequence[float]) -> tuple[Int32s, Int64s]:
-    rows = np.array([one.rows[0] for one in found], np.int32)
-    return rows, np.array([int(share * 1e9) for share in shares], np.int64)
 
 
 def _scannable(

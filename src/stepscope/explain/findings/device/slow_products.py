@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from stepscope.explain.cpu_use import CpuUse, Product, disturbed
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.roofline import MOST, shape_words
 from stepscope.records import remedies
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.explanation import Remedy
 from stepscope.records.rank_facts import HostLoad
 from stepscope.text.figures import duration, percent, rate
@@ -73,7 +73,7 @@ def _find_roof(evidence: RankEvidence, use: CpuUse, product: Product) -> float |
 def _find_calibrated_peak(evidence: RankEvidence, product: Product) -> float | None:
     """The peak of this dtype with as many threads as the step uses."""
     ceilings = evidence.efficiency.ceilings if evidence.efficiency else None
-    dtype = DTYPES[product.dtype] if product.dtype >= 0 else ""
+    dtype = PEAKS[product.dtype] if product.dtype >= 0 else ""
     if ceilings is None or dtype not in ceilings.flops:
         return None
     load = evidence.cpu.load if evidence.cpu else None

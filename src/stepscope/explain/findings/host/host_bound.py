@@ -26,7 +26,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     asleep = _share_asleep(evidence)
     if asleep > share / 2:
         return _find_asleep(evidence, share, asleep)
-    if evidence.on_host and _may_sleep(evidence):
+    # A run writes down how long its threads slept when it ends.
+    if evidence.on_host and (evidence.run is not None and looked(evidence.cpu)[1] is None):
         summary = (
             f"No operator runs for {percent(share)} of the step. Whether Python is busy or the "
             "training thread sleeps is known when the run ends."
@@ -87,11 +88,6 @@ def _list_own_python(evidence: RankEvidence) -> Iterator[str]:
         f"outside the model, by {own.samples:,} sampled stacks: {percent(own.share)} of a typical "
         f"step ({percent(own.low)} to {percent(own.high)}){': ' if lines else ''}{lines}"
     )
-
-
-def _may_sleep(evidence: RankEvidence) -> bool:
-    """A run writes down how long its threads slept when it ends."""
-    return evidence.run is not None and looked(evidence.cpu)[1] is None
 
 
 def _share_asleep(evidence: RankEvidence) -> float:

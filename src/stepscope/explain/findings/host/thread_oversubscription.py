@@ -32,7 +32,10 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     if load.job_threads <= load.room + _MARGIN:
         return None
-    share = _measure_loss(evidence, use, plain)
+    # The larger of two measures: waits that the system counts, and stalls in the trace.
+    stopped = (plain.throttled_ns or 0) / plain.wall_ns
+    stalled = use.stalled_share * evidence.budget_share("compute")
+    share = min(1.0, max(plain.waiting_share or 0.0, stopped, stalled))
     if share < LOW or not _have_waited(load, plain):
         return None
     fitting = free_threads(load)
@@ -43,13 +46,6 @@ def find(evidence: RankEvidence) -> Finding | None:
         evidence=tuple(_list_evidence(evidence, use, load, plain)),
         remedies=_offer(load, fitting),
     )
-
-
-def _measure_loss(evidence: RankEvidence, use: CpuUse, plain: PlainSteps) -> float:
-    """The larger of two measures: waits that the system counts, and stalls in the trace."""
-    stopped = (plain.throttled_ns or 0) / plain.wall_ns
-    stalled = use.stalled_share * evidence.budget_share("compute")
-    return min(1.0, max(plain.waiting_share or 0.0, stopped, stalled))
 
 
 def _have_waited(load: HostLoad, plain: PlainSteps) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stepscope.explain.findings.evidence import LOW, from_run, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.explanation import Place, Remedy
+from stepscope.records.explanation import Place
 from stepscope.records.run import CORE_WAIT, LevelChange, RankRun, Trend
 from stepscope.text.figures import factor, milliseconds, percent
 from stepscope.text.words import sentence
@@ -42,26 +42,28 @@ def find_in(run: RankRun) -> Finding | None:
     if not ways:
         return None
     worst, *others = ways
+    rises = [change for change in run.changes if change.factor > 1]
+    crowded = any(_main_cause(change) == CORE_WAIT for change in rises)
+    lines = _where(run)
     return RULE.finding(
         share=worst.share,
         severity=severity(max(worst.share, worst.last)),
         summary=f"{sentence(worst.summary)}.",
         evidence=(*worst.evidence, *(other.summary for other in others)),
         where=_where(run),
-        remedies=_offer(run),
-    )
-
-
-def _offer(run: RankRun) -> tuple[Remedy, ...]:
-    rises = [change for change in run.changes if change.factor > 1]
-    crowded = any(_main_cause(change) == CORE_WAIT for change in rises)
-    lines = _where(run)
-    return (
-        *((remedies.IDLE_MACHINE.offer(),) if crowded else ()),
-        *((remedies.LOOK_AT_LINE.offer(_look_at(lines[0])),) if lines and not crowded else ()),
-        remedies.LATE_WINDOW.offer(),
-        remedies.CHECK_HOST.offer(
-            "Look for a device that throttles, other processes, and lists or logs that grow"
+        remedies=(
+            (
+                *((remedies.IDLE_MACHINE.offer(),) if crowded else ()),
+                *(
+                    (remedies.LOOK_AT_LINE.offer(_look_at(lines[0])),)
+                    if lines and not crowded
+                    else ()
+                ),
+                remedies.LATE_WINDOW.offer(),
+                remedies.CHECK_HOST.offer(
+                    "Look for a device that throttles, other processes, and lists or logs that grow"
+                ),
+            )
         ),
     )
 
@@ -98,7 +100,13 @@ def _by_levels(run: RankRun) -> _Slower | None:
     levels = [run.changes[0].before_ms, *(change.after_ms for change in run.changes)]
     best = [min(levels[: place + 1]) for place in range(len(levels))]
     above = [level - least for level, least in zip(levels, best, strict=True)]
-    lengths = _lengths(run)
+    # How many steps each level lasted; the first begins after the warm-up.
+    first, end = run.warm_up, run.steps
+    if run.series is not None and len(run.series.number):
+        first = int(run.series.number[min(run.warm_up, len(run.series.number) - 1)])
+        end = int(run.series.number[-1]) + 1
+    edges = [first, *(change.step for change in run.changes), end]
+    lengths = [max(1, after - before) for before, after in itertools.pairwise(edges)]
     cost = sum(ms * steps for ms, steps in zip(above, lengths, strict=True)) / sum(lengths)
     last = above[-1] / levels[-1]
     return _Slower(
@@ -110,16 +118,6 @@ def _by_levels(run: RankRun) -> _Slower | None:
             *(_describe_change(change) for change in run.changes),
         ),
     )
-
-
-def _lengths(run: RankRun) -> list[int]:
-    """How many steps each level lasted; the first begins after the warm-up."""
-    first, end = run.warm_up, run.steps
-    if run.series is not None and len(run.series.number):
-        first = int(run.series.number[min(run.warm_up, len(run.series.number) - 1)])
-        end = int(run.series.number[-1]) + 1
-    edges = [first, *(change.step for change in run.changes), end]
-    return [max(1, after - before) for before, after in itertools.pairwise(edges)]
 
 
 def _describe_levels(run: RankRun, best: float, last: float) -> str:

@@ -10,8 +10,7 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.explanation import Remedy
-from stepscope.records.run import AccountPart, RankRun
+from stepscope.records.run import RankRun
 from stepscope.text.figures import duration, percent
 
 _LEAST_SHARE = 0.05
@@ -36,6 +35,7 @@ def find_in(run: RankRun) -> Finding | None:
         return None
     parts = sorted((*(start.parts or (start,)), first), key=lambda part: -part.ms)
     trial = as_short_run(run, ms)
+    cache, fast = remedies.KEEP_COMPILE_CACHE.offer(), remedies.FAST_START.offer()
     return RULE.finding(
         share=share,
         of="run",
@@ -43,20 +43,15 @@ def find_in(run: RankRun) -> Finding | None:
         summary=f"Training reaches its pace after {duration(1e6 * ms)}, {percent(share)} of the "
         f"{duration(1e6 * run.account.wall_ms)} run.",
         evidence=(
-            ", ".join(_describe(part) for part in parts if part.ms >= 0.02 * ms),
+            ", ".join(
+                f"{_WORDS.get(part.id, 'start-up')} {duration(1e6 * part.ms)}"
+                for part in parts
+                if part.ms >= 0.02 * ms
+            ),
             *([trial.words] if trial else []),
         ),
-        remedies=_offer(parts[0]),
+        remedies=(cache, fast) if parts[0].id == "first_steps" else (fast, cache),
     )
-
-
-def _describe(part: AccountPart) -> str:
-    return f"{_WORDS.get(part.id, 'start-up')} {duration(1e6 * part.ms)}"
-
-
-def _offer(largest: AccountPart) -> tuple[Remedy, ...]:
-    cache, fast = remedies.KEEP_COMPILE_CACHE.offer(), remedies.FAST_START.offer()
-    return (cache, fast) if largest.id == "first_steps" else (fast, cache)
 
 
 RULE = FindingRule(id="start-up", title="Long start-up", find=from_run(find_in))

@@ -27,12 +27,19 @@ def find_in(run: RankRun, limit_bytes: int | None = None) -> Finding | None:
     left = _steps_left(growth, limit_bytes)
     share = max(0.0, 1 - growth.first_bytes / max(1, growth.last_bytes))
     whose = "The process's memory" if growth.of == "host" else "Allocated memory"
+    lines = [
+        f"at the end of a step: {size(growth.first_bytes)} after the warm-up, "
+        f"{size(growth.last_bytes)} at the end of the run ({percent(share)} of it is growth)",
+        f"{_interval(growth)} per step, by the lowest level from each step to the end",
+    ]
+    if left is not None:
+        lines.append(f"at this rate memory is full in about {counted(left, 'step')}")
     return RULE.finding(
         share=share,
         of="memory",
         severity=_severity(share, left, run.steps),
         summary=f"{whose} grows by {size(growth.bytes_per_step)} per step over the whole run.",
-        evidence=tuple(_evidence(growth, share, left)),
+        evidence=tuple(lines),
         remedies=_offer(growth),
     )
 
@@ -48,17 +55,6 @@ def _severity(share: float, left: int | None, steps: int) -> Severity:
     if left is not None and left < max(SOON_STEPS, steps):
         return "high"
     return "medium" if share >= MEDIUM else "low"
-
-
-def _evidence(growth: MemoryGrowth, share: float, left: int | None) -> list[str]:
-    lines = [
-        f"at the end of a step: {size(growth.first_bytes)} after the warm-up, "
-        f"{size(growth.last_bytes)} at the end of the run ({percent(share)} of it is growth)",
-        f"{_interval(growth)} per step, by the lowest level from each step to the end",
-    ]
-    if left is not None:
-        lines.append(f"at this rate memory is full in about {counted(left, 'step')}")
-    return lines
 
 
 def _interval(growth: MemoryGrowth) -> str:

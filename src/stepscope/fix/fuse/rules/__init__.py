@@ -38,7 +38,10 @@ def compute(
     func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Once, where all models would compute the same; else the first of three ways that can."""
-    _check_saved_hooks()
+    # What is packed for backward must be each model's own, unless torch only moves it.
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and not hooks[0].__module__.startswith(_KNOWN_HOOKS):
+        raise NotFusableError("saved_tensors_hooks pack each model's own tensors")
     if all_common(args, kwargs) and not draws(name, kwargs):
         note(name, "once")
         return _compute_once(func, name, args, kwargs)
@@ -63,13 +66,6 @@ def compute(
             note(name, "vmap")
             return result
     return one_by_one(func, name, args, kwargs, name in _ONE_BY_ONE or draws(name, kwargs))
-
-
-def _check_saved_hooks() -> None:
-    """What is packed for backward must be each model's own, unless torch only moves it."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and not hooks[0].__module__.startswith(_KNOWN_HOOKS):
-        raise NotFusableError("saved_tensors_hooks pack each model's own tensors")
 
 
 def _pass_on(error: Exception) -> None:

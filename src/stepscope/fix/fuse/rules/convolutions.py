@@ -78,7 +78,7 @@ class _Convolution(NamedTuple):
         known["product"] = self._product
         if self.func.__name__ != "conv1d" and not self.shared:
             known["product, channels last"] = self._product_last
-        if self._can_unfold():
+        if self.groups == 1 and not self.shared and not isinstance(self.padding, str):
             known["unfolded"] = self._unfolded
             known["unfolded, rows kept"] = partial(self._unfolded, keep_rows=True)
         known["one by one"] = self._one_by_one
@@ -87,7 +87,8 @@ class _Convolution(NamedTuple):
     def operator(self, tensors: list[torch.Tensor]) -> WayToChoose:
         """What the chooser needs."""
         pictures, weight = tensors[:2]
-        pointwise = self._is_pointwise(weight)
+        one = all(size == 1 for size in weight.shape[3:])
+        pointwise = one and self.groups == 1 and _is_zero(self.padding)
 
         def ways() -> dict[str, Callable[..., torch.Tensor]]:
             return {
@@ -109,10 +110,6 @@ class _Convolution(NamedTuple):
         if pointwise and is_last:
             return "product, channels last"
         return "grouped, channels last" if is_last else "grouped"
-
-    def _is_pointwise(self, weight: torch.Tensor) -> bool:
-        one = all(size == 1 for size in weight.shape[3:])
-        return one and self.groups == 1 and _is_zero(self.padding)
 
     def _as_the_next_takes_it(
         self, pointwise: bool, way: Callable[..., Stacked], *tensors: torch.Tensor
@@ -168,9 +165,6 @@ class _Convolution(NamedTuple):
         given, _ = self._channels(pictures)
         made = product_in_channels(self._strided(given), weight, bias)
         return Stacked(made, self.models, "channel")
-
-    def _can_unfold(self) -> bool:
-        return self.groups == 1 and not self.shared and not isinstance(self.padding, str)
 
     def _unfolded(
         self, pictures: Any, weight: Any, bias: Any = None, keep_rows: bool = False
