@@ -10,6 +10,7 @@ from ddp_steps import MB, calibration, cpu_trace, ddp_trace, truth
 from msgspec.structs import replace
 
 from benches import ask, bench_for
+from stepscope.changes import CHANGES
 from stepscope.errors import UsageError
 from stepscope.predict.collective_times import (
     Hop,
@@ -18,8 +19,8 @@ from stepscope.predict.collective_times import (
     ring_over_hosts,
 )
 from stepscope.predict.planned_exchange import spans_hosts
-from stepscope.predict.whatifs import find_whatif, parse_setting
-from stepscope.predict.whatifs.more_workers import parse_hosts
+from stepscope.predict.whatifs import parse_setting
+from stepscope.predict.whatifs.ranks import parse_hosts
 from stepscope.records.job import Clock, Job, RankTimes, Stragglers
 from stepscope.step.work import Kind
 
@@ -246,8 +247,8 @@ def test_rates_count_bytes_or_bits(text: str, bytes_s: float) -> None:
 
 
 def test_it_is_called_what_people_call_it() -> None:
-    assert find_whatif("hosts").describe("8") == "8 hosts"
-    assert find_whatif("hosts").describe("8:10GB/s") == "8 hosts (links of 10.0 GB/s)"
+    assert CHANGES["hosts"].describe("8") == "8 hosts"
+    assert CHANGES["hosts"].describe("8:10GB/s") == "8 hosts (links of 10.0 GB/s)"
 
 
 def test_older_calibrations_show_their_hosts_by_their_groups() -> None:

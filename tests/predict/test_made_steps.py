@@ -12,7 +12,7 @@ from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
 from stepscope.predict.engine import Bench
 from stepscope.predict.step_context import ADAM, MOMENTUM, PLAIN, UpdateRule, current_form
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import predict_change
 from stepscope.predict.whatifs.checkpoint import count_blocks
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
 
 def us(bench: Bench, name: str, value: str) -> list[float]:
     """Of every kernel of the trace, after the change."""
-    tasks = WHATIFS[name].apply(bench.context, value).context.graph.tasks
+    tasks = predict_change(name, bench.context, value).context.graph.tasks
     found: list[float] = (tasks.dur_ns[tasks.row >= 0] / 1e3).tolist()
     return found
 
@@ -180,7 +180,7 @@ def test_a_convolutions_gradient_of_weights_sums_over_twice_the_samples(
 
 def test_a_cuda_graphs_kernels_are_a_microsecond_apart(bench: Callable[..., Bench]) -> None:
     many = [("aten::relu", [IMAGES], 50.0)] * 5
-    graph = WHATIFS["cuda-graphs"].apply(bench(*many).context, "").context.graph
+    graph = predict_change("cuda-graphs", bench(*many).context, "").context.graph
     assert graph.tasks.spacing_ns.tolist() == [1000.0] * 5
     assert len(graph.calls) == 1
 
@@ -266,7 +266,7 @@ def test_a_product_that_runs_many_times_in_a_block_does_not_hide_the_block(
 
 def test_what_was_not_changed_is_there_again(bench: Callable[..., Bench]) -> None:
     found = bench(("aten::relu", [IMAGES], 50.0), ("aten::mm", [[64, 64], [64, 64]], 10.0))
-    same = WHATIFS["scale"].apply(found.context, ".*:1").context.graph
+    same = predict_change("scale", found.context, ".*:1").context.graph
     assert np.array_equal(same.tasks.dur_ns, found.context.graph.tasks.dur_ns)
 
 

@@ -14,7 +14,7 @@ from stepscope.predict.autocast import find_attention_nodes
 from stepscope.predict.engine import Bench
 from stepscope.predict.peak_memory.backward_graph import MemoryChange, hold
 from stepscope.predict.peak_memory.passes import replay_backward
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import predict_change
 from stepscope.records.memory import CapturedBackward, CapturedMemory
 from stepscope.records.rank import MemoryInputs
 
@@ -67,7 +67,10 @@ def bench(
 
 def traced_kernels(made: Bench, value: str) -> list[str]:
     """That are left after the change."""
-    graph, trace = WHATIFS["precision"].apply(made.context, value).context.graph, made.context.trace
+    graph, trace = (
+        predict_change("precision", made.context, value).context.graph,
+        made.context.trace,
+    )
     rows = graph.tasks.row[graph.tasks.row >= 0]
     return [trace.strings[trace.device.name[row]] for row in rows.tolist()]
 
@@ -80,7 +83,7 @@ def test_in_bf16_one_kernel_is_left_of_forward_and_three_of_backward(tmp_path: P
 
 def test_their_launches_no_longer_cost_the_host(tmp_path: Path) -> None:
     made = bench(tmp_path)
-    after = WHATIFS["precision"].apply(made.context, "bf16").context.graph
+    after = predict_change("precision", made.context, "bf16").context.graph
     kept = after.calls.row >= 0
     assert len(made.context.graph.calls) - int(kept.sum()) == 2 + 3
     own = after.calls.gap_ns[kept] + after.calls.call_ns[kept]

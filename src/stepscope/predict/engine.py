@@ -19,7 +19,7 @@ from stepscope.predict.declaration import NothingToChange, Outcome, Refused, Wro
 from stepscope.predict.fitted import fitted
 from stepscope.predict.stalls import describe_stalls, find_stalls, with_longer_steps
 from stepscope.predict.step_context import StepContext, find_parameters, find_rule, read_batch
-from stepscope.predict.whatifs import find_whatif, in_order
+from stepscope.predict.whatifs import find_prediction, in_order, predict_change
 from stepscope.records.hardware import find_device
 from stepscope.records.job import Job
 from stepscope.records.memory import Memory
@@ -143,7 +143,7 @@ class Bench:
     def change(self, trial: Trial, setting: Setting) -> Trial:
         """Make one more change; callers keep to `in_order`."""
         try:
-            outcome = find_whatif(setting.name).apply(trial.context, setting.value)
+            outcome = predict_change(setting.name, trial.context, setting.value)
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
@@ -199,7 +199,7 @@ class Bench:
             peak = peak.plus(context.exchange.held_bytes) if peak else None
             said += filter(None, [context.exchange.summary])
         # What was priced with ceilings that may be too low.
-        priced = any(find_whatif(setting.name).needs_ceilings for setting in trial.applied)
+        priced = any(find_prediction(setting.name).needs_ceilings for setting in trial.applied)
         said += filter(None, [context.ceilings.doubt if priced and context.ceilings else ""])
         said += describe_stalls(context.stalls) if trial.applied else ()
         consistency = context.consistency
@@ -280,10 +280,10 @@ def _change_stalls(trial: Trial, outcome: Outcome, after_ns: float) -> StepConte
 
 def _peak_changes(setting: Setting) -> frozenset[str]:
     """What changes peak memory: JOINED, whose last peak counts all, or this what-if by its name."""
-    whatif = find_whatif(setting.name)
-    if whatif.joins_peak or (whatif.shares_batch and whatif.shares_batch(setting.value)):
+    change = find_prediction(setting.name)
+    if change.joins_peak or (change.shares_batch and change.shares_batch(setting.value)):
         return frozenset({JOINED})
-    return frozenset() if whatif.keeps_peak else frozenset({setting.name})
+    return frozenset() if change.keeps_peak else frozenset({setting.name})
 
 
 def _interval(

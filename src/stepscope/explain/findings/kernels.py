@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -22,7 +23,6 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.flops.call import read_name
 from stepscope.explain.kernels import SHORT_KERNEL_NS, Launched, by_kernel, by_operator, callers
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import Efficiency, Spot
 from stepscope.records.trace import DeviceKind, HostKind, Trace

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import CpuUse, Product, disturbed
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -16,7 +17,6 @@ from stepscope.explain.findings.evidence import (
     rule,
 )
 from stepscope.explain.kernels import by_operator, callers
-from stepscope.records import remedies
 from stepscope.records.dtypes import PEAKS
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -18,7 +19,6 @@ from stepscope.explain.findings.evidence import (
     typical_wait,
 )
 from stepscope.explain.memory.model import between_words, biggest, held_words
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Place, Remedy, Severity
 from stepscope.records.memory import Fragmentation, Memory, OutOfMemory
 from stepscope.records.run import MemoryGrowth, RankRun
