@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.batch_size import count_layer_runs, find_calls_of_samples
-from stepscope.predict.whatifs import parse_setting, predict_change
+from stepscope.predict.whatifs import predict_change
 from stepscope.ui.topics.whatif import gain_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_a_step_that_loops_over_a_layer_may_grow_by_calls_or_by_rows(tmp_path: P
     plain, loops = (looping(tmp_path, runs) for runs in (1, 100))
     assert count_layer_runs(plain.context) == 1
     assert count_layer_runs(loops.context) == 100
-    prediction = loops.predict([parse_setting("batch=x2")])
+    prediction = ask(loops, "batch=x2")
     gain = gain_of(prediction)
     assert not gain.is_sure
     assert prediction.low_ms < 1.1 * prediction.baseline_ms

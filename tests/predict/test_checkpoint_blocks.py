@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
+from backward_graphs import graph_of
 
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, call, kernel, op, step, write
@@ -52,8 +53,7 @@ def graph() -> CapturedBackward:
         node, kept = OPERATORS[name]
         saved = [[field, 0, 1, "float32"] for field in kept]
         nodes.append([node, place[module], [[1, "float32"]], [[number - 1, 0]], saved])
-    content = {"modules": modules, "storages": [[4, "activation"]], "nodes": nodes, "hidden": 0}
-    return msgspec.convert(content, CapturedBackward)
+    return graph_of(nodes, [[4, "activation"]], modules)
 
 
 def bench(

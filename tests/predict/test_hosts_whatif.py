@@ -9,7 +9,7 @@ import pytest
 from ddp_steps import MB, calibration, cpu_trace, ddp_trace, truth
 from msgspec.structs import replace
 
-from benches import bench_for
+from benches import ask, bench_for
 from stepscope.changes import CHANGES
 from stepscope.errors import UsageError
 from stepscope.predict.collective_times import (
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from stepscope.predict.engine import Bench
     from stepscope.records.hardware import Profile
-    from stepscope.records.prediction import Prediction
 
 SLOW = Hop(alpha_ns=1000.0, beta_ns_per_byte=1.0)
 FAST = Hop(alpha_ns=100.0, beta_ns_per_byte=0.01)
@@ -46,10 +45,6 @@ def job_on(*hosts: str | None) -> Job:
         exposed_comm_ns=steps * 0, clock=Clock(aligned=False), collectives=(), arrivals=(),
         stragglers=Stragglers(verdict="none"), path=None, lanes=None,
     )  # fmt: skip
-
-
-def ask(bench: Bench, *settings: str) -> Prediction:
-    return bench.predict([parse_setting(setting) for setting in settings])
 
 
 def comm_us(bench: Bench, *settings: str) -> float:

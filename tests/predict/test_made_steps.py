@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
 from stepscope.predict.engine import Bench
 from stepscope.predict.step_context import ADAM, MOMENTUM, PLAIN, UpdateRule, current_form
-from stepscope.predict.whatifs import parse_setting, predict_change
+from stepscope.predict.whatifs import predict_change
 from stepscope.predict.whatifs.checkpoint import count_blocks
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def test_an_optimizers_rule_is_known_by_its_name_and_what_it_runs(
 
 def test_what_has_no_fused_form_is_refused(tmp_path: Path) -> None:
     made = stepped(tmp_path, "RMSprop", "aten::_foreach_mul_", "aten::_foreach_addcdiv_")
-    found = made.predict([parse_setting("optimizer=fused")])
+    found = ask(made, "optimizer=fused")
     assert found.refused == ("optimizer=fused: PyTorch has no fused form of RMSprop",)
 
 
@@ -290,7 +290,7 @@ def _accumulating(folder: Path, micro_batches: int) -> Bench:
 def test_accumulation_counts_the_micro_batches_that_are_there(
     tmp_path: Path, now: int, asked: int, factor: int
 ) -> None:
-    found = _accumulating(tmp_path, now).predict([parse_setting(f"accumulate={asked}")])
+    found = ask(_accumulating(tmp_path, now), f"accumulate={asked}")
     step_of = {many: 4000 * many + 500 for many in (now, asked)}
     assert found.predicted_ms / found.baseline_ms == pytest.approx(
         step_of[asked] / step_of[now], rel=0.01
@@ -305,5 +305,5 @@ def test_accumulation_counts_the_micro_batches_that_are_there(
 def test_accumulation_refuses_what_is_there_and_what_does_not_divide(
     tmp_path: Path, asked: int
 ) -> None:
-    found = _accumulating(tmp_path, 4).predict([parse_setting(f"accumulate={asked}")])
+    found = ask(_accumulating(tmp_path, 4), f"accumulate={asked}")
     assert "already has 4 micro-batches" in found.refused[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
+from backward_graphs import FLOAT, graph_of
 
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 STEP_US = 4000.0
 QUERY, KEY = [8, 16, 512, 64], [8, 4, 512, 64]  # four heads of the query share one of the key
 MASK = [8, 1, 512, 512]
-FLOAT = "float32"
 NODES = ("BmmBackward0", "SafeSoftmaxBackward0", "BmmBackward0")
 HEAD = [[4096, 1024], [1024, 1024]]
 
@@ -112,8 +111,7 @@ def graph() -> CapturedBackward:
         ["SumBackward0", 0, [[1, FLOAT]], [[5, 0]], []],
     ]  # fmt: skip
     storages = [[40, "activation"], [40, "activation"], [400, "activation"], [40, "activation"]]
-    content = {"modules": [["", "Net", 1, False]], "storages": storages, "nodes": whole}
-    return msgspec.convert(content, CapturedBackward)
+    return graph_of(whole, storages)
 
 
 def kept_and_peak(**change: Any) -> tuple[float, float]:
@@ -137,6 +135,5 @@ def test_of_single_operators_it_keeps_the_scores_in_fp32() -> None:
 
 def test_the_nodes_of_the_graph_are_found_by_the_trace(tmp_path: Path) -> None:
     nodes = [[name, 0, [[10, FLOAT]], [], []] for name in (*NODES, "MmBackward0")]
-    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
-    captured = msgspec.convert(content, CapturedBackward)
+    captured = graph_of(nodes)
     assert find_attention_nodes(bench(tmp_path, graph=captured).context) == ((0, 1, 2),)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from stepscope import UsageError, read_trace
 from stepscope.changes import CHANGES, PREDICTED
 from stepscope.predict.engine import Bench
@@ -63,7 +63,7 @@ class H200:
 
     def predict(self, name: str, *settings: str, measured: bool = True) -> Prediction:
         found = self.bench(name, measured=measured)
-        return found.predict([parse_setting(setting) for setting in settings])
+        return ask(found, *settings)
 
 
 @pytest.fixture(scope="module")

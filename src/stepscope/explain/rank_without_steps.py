@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope import changes as remedies
 from stepscope.errors import NotCapturedError, UsageError
@@ -40,15 +40,11 @@ from stepscope.records.memory import (
 )
 from stepscope.records.parameter_server import TogetherSummary, TogetherVerdict
 from stepscope.records.quality import Note
+from stepscope.step.arrays import Indices, Int64s
 from stepscope.text.figures import significant, size
 from stepscope.text.figures import size as size_words
 from stepscope.text.words import counted
 from stepscope.trace.run_folder.server_events import read_server_events
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Indices, Int64s
 
 
 def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExplanation:

@@ -1,4 +1,4 @@
-"""A step of several backward passes that exchanges gradients in each of them."""
+"""Findings about communication that one rank shows."""
 
 from __future__ import annotations
 
@@ -7,20 +7,87 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from stepscope.explain.rank import explain_rank
+from stepscope.explain.verdict import judge
+from stepscope.records.explanation import Finding, RankExplanation
+from stepscope.records.job import RankFolder
 from stepscope.records.strategies import RankDataParallel
+from stepscope.records.trace import Trace
 
-from .build import AUTOGRAD, Events, frame, note, step
+from .build import AUTOGRAD, WORKER, Events, frame, kernel, memcpy, note, step
+from .conftest import Read
 from .strategies.found import ENGINE, comm, compute
 
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding
+# What is offered against exposed communication follows the strategy and the sizes.
 
-    from .conftest import Read
+FUNCTIONAL = ("_c10d_functional::all_reduce", "c10d::allreduce_")
+LARGE, SMALL = 1_000_000, 21  # elements of 4 bytes
+
+
+def replicas(elements: int) -> list[Events]:
+    """DDP: one all-reduce that backward calls and nothing hides."""
+    around = (ENGINE, "c10d::allreduce_")
+    return [
+        compute(0, 100, launched_at=-90),
+        compute(100, 200, launched_at=-60, backward=True),
+        comm("allreduce", 200, 300, launched_at=-50, thread=AUTOGRAD, around=around,
+             elements=elements),
+    ]  # fmt: skip
+
+
+def shards(elements: int) -> list[Events]:
+    around = ("FSDP::all_gather (a)", "c10d::_allgather_base_")
+    return [
+        comm("_allgather_base", 0, 100, launched_at=-50, around=around, elements=elements),
+        compute(100, 200, launched_at=-40),
+    ]
+
+
+def split(elements: int) -> list[Events]:
+    return [
+        compute(0, 100, launched_at=-90),
+        comm("allreduce", 100, 200, launched_at=-50, around=FUNCTIONAL, elements=elements,
+             description="mesh_tp"),
+    ]  # fmt: skip
+
+
+def loss() -> list[Events]:
+    return [
+        compute(0, 100, launched_at=-90),
+        comm("allreduce", 100, 200, launched_at=-50, around=("c10d::allreduce_",), elements=1),
+    ]
+
+
+def offered(read: Read, events: list[Events]) -> list[str]:
+    rank = explain_rank(read(*events))
+    (found,) = (each for each in rank.findings if each.id == "exposed-communication")
+    return [remedy.id for remedy in found.remedies]
+
+
+@pytest.mark.parametrize(
+    ("events", "remedies"),
+    [
+        (replicas(LARGE), ["bucket-mb", "accumulate", "bandwidth"]),
+        (replicas(SMALL), ["accumulate", "batch"]),
+        (shards(LARGE), ["fsdp-prefetch", "keep-gathered", "reduce-dtype"]),
+        (shards(SMALL), ["fsdp-prefetch", "larger-blocks", "batch"]),
+        (split(LARGE), ["fewer-splits", "sequence-parallel"]),
+        (split(SMALL), ["fewer-splits", "batch"]),
+        (loss(), ["less-often"]),
+    ],
+    ids=["DDP", "84 bytes", "FSDP", "small shards", "split layers", "small layers", "a loss"],
+)
+def test_remedies_follow_the_strategy_and_the_sizes(
+    read: Read, events: list[Events], remedies: list[str]
+) -> None:
+    assert offered(read, events) == remedies
+
+
+# A step of several backward passes that exchanges gradients in each of them.
 
 STEP = 300  # µs: two passes of 130 on the device, and 40 for the update
 
@@ -175,3 +242,67 @@ def test_passes_of_real_processes_are_counted(tmp_path: Path, how: str, passes: 
     assert part.passes == passes
     assert len(part.buckets) % passes == 0
     assert (part.early_exposed_ns > 0) is (passes > 1)
+
+
+# gloo with a device's tensors: found by its copies or by the capture; the CPU's are no finding.
+
+GLOO, BOTH = "cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl"
+
+
+def training(*, copies: bool) -> list[Events]:
+    """Compute 0 to 300, then gloo 300 to 900 on its own thread, then compute 900 to 1000."""
+    out = [
+        kernel("gemm", start=0, dur=300, launched_at=-50),
+        note("gloo:all_reduce", start=300, dur=600, thread=WORKER),
+        kernel("gemm", start=900, dur=100, launched_at=890),
+    ]
+    if copies:
+        out.append(memcpy(start=880, dur=20, launched_at=870, thread=WORKER))
+    return out
+
+
+def layout(backend: str, **more: Any) -> RankFolder:
+    groups = [{"name": "0", "backend": backend, "size": 2}]
+    return RankFolder(layout={"groups": groups, **more})
+
+
+def gloo_finding(trace: Trace, folder: RankFolder | None = None) -> Finding | None:
+    rank: RankExplanation = explain_rank(trace, folder=folder)
+    return next((each for each in rank.findings if each.id == "gloo-on-device"), None)
+
+
+def test_idle_while_gloo_copies_to_the_device_is_its_share(read: Read) -> None:
+    """Of 1000 the device idles 300 to 880 while gloo works: 58%."""
+    finding = gloo_finding(read(*training(copies=True)))
+    assert finding is not None
+    assert finding.share == pytest.approx(0.58)
+    assert finding.severity == "high"
+    assert finding.title == "gloo instead of NCCL"
+    assert 'init_process_group("nccl")' in finding.remedies[0].summary
+
+
+def test_the_capture_tells_where_copies_are_not_linked(read: Read) -> None:
+    finding = gloo_finding(read(*training(copies=False)), layout(GLOO, ddp=[{"module": "Net"}]))
+    assert finding is not None
+    assert "group 0: backend cpu:gloo,cuda:gloo" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [None, layout(BOTH, ddp=[{"module": "Net"}]), layout(GLOO)],
+    ids=["bare trace", "NCCL for the device", "no model is spread"],
+)
+def test_gloo_for_tensors_of_the_cpu_is_as_it_should_be(
+    read: Read, folder: RankFolder | None
+) -> None:
+    assert gloo_finding(read(*training(copies=False)), folder) is None
+
+
+def test_a_cpu_has_nothing_better(read: Read) -> None:
+    assert gloo_finding(read(note("gloo:all_reduce", start=0, dur=100))) is None
+
+
+def test_it_leads_before_the_symptoms_it_causes(read: Read) -> None:
+    rank = explain_rank(read(*training(copies=True)))
+    assert "host-bound" in {each.id for each in rank.findings}
+    assert judge((rank,), ()).findings[0].id == "gloo-on-device"

@@ -1,7 +1,8 @@
-"""ScanGRU and ScanLSTM are nn.GRU and nn.LSTM: same outputs, same gradients, whatever options."""
+"""ScanRNN, ScanGRU and ScanLSTM are torch's modules: same outputs, same gradients, any options."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,18 +11,23 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 from stepscope.errors import RefusedError
-from stepscope.fix.scan import ScanGRU, ScanLSTM, scan_backward
+from stepscope.fix.scan import ScanGRU, ScanLSTM, ScanRNN, scan_backward
 from stepscope.fix.scan import gated_layer as step_jacobians
 from stepscope.fix.scan.affine_maps import SecondDerivativeError
 from stepscope.fix.scan.gated_layer import gated_layer, gated_layer_backward
 
-CELLS: dict[str, Any] = {"gru": (nn.GRU, ScanGRU), "lstm": (nn.LSTM, ScanLSTM)}
+GATED: dict[str, Any] = {"gru": (nn.GRU, ScanGRU), "lstm": (nn.LSTM, ScanLSTM)}
+CELLS: dict[str, Any] = {"rnn": (nn.RNN, ScanRNN), **GATED}
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"bias": False},
     {"batch_first": True},
     {"num_layers": 3},
     {"num_layers": 2, "bidirectional": True, "batch_first": True},
+]
+RELU: list[dict[str, Any]] = [
+    {"nonlinearity": "relu"},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True, "nonlinearity": "relu"},
 ]
 STEPS, BATCH, FEATURES, SIZE = 19, 3, 4, 5
 
@@ -38,13 +44,13 @@ def twins(cell: str, **options: Any) -> tuple[Any, Any]:
     return plain, ours
 
 
-def initial_state(plain: Any, batch: int = BATCH) -> tuple[torch.Tensor, ...]:
+def doubles(*shape: int, learned: bool = True) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=learned)
+
+
+def initial_state(plain: Any) -> tuple[torch.Tensor, ...]:
     layers = plain.num_layers * (2 if plain.bidirectional else 1)
-    count = 2 if isinstance(plain, nn.LSTM) else 1
-    return tuple(
-        torch.randn(layers, batch, SIZE, dtype=torch.float64, requires_grad=True)
-        for _ in range(count)
-    )
+    return tuple(doubles(layers, BATCH, SIZE) for _ in range(1 + isinstance(plain, nn.LSTM)))
 
 
 def everything(rnn: nn.Module, inputs: Any, state: Any, leaves: list[Any]) -> list[Any]:
@@ -58,16 +64,14 @@ def everything(rnn: nn.Module, inputs: Any, state: Any, leaves: list[Any]) -> li
 
 
 def assert_equal(ours: list[Any], plain: list[Any]) -> None:
+    assert [one.shape for one in ours] == [one.shape for one in plain]
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.usefixtures("chunks")
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("cell", CELLS)
-def test_outputs_and_gradients_are_those_of_torch(cell: str, options: dict[str, Any]) -> None:
+def assert_same(cell: str, options: dict[str, Any]) -> None:
     plain, ours = twins(cell, **options)
-    inputs = torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64)
+    inputs = doubles(STEPS, BATCH, FEATURES, learned=False)
     inputs = inputs.transpose(0, 1).contiguous() if plain.batch_first else inputs
     inputs.requires_grad_()
     state = initial_state(plain)
@@ -75,55 +79,74 @@ def test_outputs_and_gradients_are_those_of_torch(cell: str, options: dict[str, 
     assert_equal(everything(ours, *given), everything(plain, *given))
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True}, *RELU], ids=str)
+def test_outputs_and_gradients_of_a_plain_rnn_are_those_of_torch(options: dict[str, Any]) -> None:
+    assert_same("rnn", options)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("cell", GATED)
+def test_outputs_and_gradients_are_those_of_torch(cell: str, options: dict[str, Any]) -> None:
+    assert_same(cell, options)
+
+
+@pytest.mark.parametrize("lengths", [(19, 4, 11), (1, 19, 1), (19, 19, 2), (7, 19, 1)])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize("cell", CELLS)
-def test_packed_sequences_of_different_lengths(cell: str, bidirectional: bool) -> None:
-    plain, ours = twins(cell, num_layers=2, bidirectional=bidirectional)
-    padded = torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64, requires_grad=True)
-    state = initial_state(plain)
-    found, right = (
-        everything(
-            rnn,
-            pack_padded_sequence(padded, [7, 19, 1], enforce_sorted=False),
-            state,
-            [padded, *state],
-        )
-        for rnn in (ours, plain)
-    )
-    assert_equal(found, right)
-    short = pack_sequence([torch.randn(n, FEATURES, dtype=torch.float64) for n in (3, 2)])
-    assert_equal(everything(ours, short, None, []), everything(plain, short, None, []))
+def test_packed_sequences_of_different_lengths(
+    cell: str, options: dict[str, Any], lengths: tuple[int, ...]
+) -> None:
+    plain, ours = twins(cell, **options)
+    padded, state, found = doubles(STEPS, BATCH, FEATURES), initial_state(plain), []
+    for rnn in (ours, plain):
+        packed = pack_padded_sequence(padded, torch.tensor(lengths), enforce_sorted=False)
+        found.append(everything(rnn, packed, state, [padded, *state]))
+    assert_equal(*found)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_packed_sequence_that_is_sorted_comes_back_as_one(cell: str) -> None:
+    plain, ours = twins(cell)
+    packed = pack_sequence([doubles(n, FEATURES, learned=False) for n in (5, 3, 1)])
+    states, _ = ours(packed)
+    assert states.sorted_indices is None
+    assert states.batch_sizes.tolist() == packed.batch_sizes.tolist()
+    assert_equal(everything(ours, packed, None, []), everything(plain, packed, None, []))
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_one_sequence_without_a_batch(cell: str) -> None:
-    plain, ours = twins(cell)
-    inputs = torch.randn(STEPS, FEATURES, dtype=torch.float64, requires_grad=True)
-    right, found = (
-        everything(plain, inputs, None, [inputs]),
-        everything(ours, inputs, None, [inputs]),
-    )
-    assert [one.shape for one in found] == [one.shape for one in right]
-    assert_equal(found, right)
+    plain, ours = twins(cell, num_layers=2)
+    given = ((inputs := doubles(STEPS, FEATURES)), None, [inputs])
+    assert_equal(everything(ours, *given), everything(plain, *given))
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_only_the_last_state_has_a_loss(cell: str) -> None:
-    plain, ours = twins(cell)
-    inputs = torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64)
-    found = []
-    for rnn in (plain, ours):
+    inputs, found = doubles(STEPS, BATCH, FEATURES, learned=False), []
+    for rnn in twins(cell):
         _, last = rnn(inputs)
         end = last[1] if isinstance(last, tuple) else last
         found.append(list(torch.autograd.grad(end.sin().sum(), list(rnn.parameters()))))
     assert_equal(found[1], found[0])
 
 
+@pytest.mark.parametrize("cell", CELLS)
+def test_more_steps_than_cudnn_takes(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses more than 65535."""
+    home = "rnn_layer" if cell == "rnn" else "gated_layer"
+    monkeypatch.setattr(f"stepscope.fix.scan.{home}.MOST_STEPS", 5)
+    plain, ours = twins(cell)
+    given = ((inputs := doubles(STEPS, BATCH, FEATURES)), initial_state(plain), [inputs])
+    assert_equal(everything(ours, *given), everything(plain, *given))
+
+
 @pytest.mark.parametrize(
     ("forget", "steps"),
     [(4.0, 512), (9.0, 512), (30.0, 512), pytest.param(9.0, 4096, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", GATED)
 def test_a_long_memory_in_single_precision(cell: str, forget: float, steps: int) -> None:
     """Gates that forget hardly anything, and gates that are shut, on the same states: how far torch
     itself is off is mostly the forward pass's doing."""
@@ -145,7 +168,7 @@ def test_a_long_memory_in_single_precision(cell: str, forget: float, steps: int)
 
 
 @pytest.mark.usefixtures("chunks")
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", GATED)
 def test_a_gradient_that_grows_stays_finite_where_torchs_does(cell: str) -> None:
     """The Jacobians' products leave the range of a float; the gradient is zero there."""
     plain, ours = (one.float() for one in twins(cell))
@@ -164,24 +187,59 @@ def test_a_gradient_that_grows_stays_finite_where_torchs_does(cell: str) -> None
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_more_steps_than_cudnn_takes(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.fix.scan.gated_layer.MOST_STEPS", 5)
-    plain, ours = twins(cell)
-    inputs = torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64, requires_grad=True)
-    given = (inputs, initial_state(plain), [inputs])
-    assert_equal(everything(ours, *given), everything(plain, *given))
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_parameters_and_state_dict_stay(cell: str) -> None:
+def test_parameters_state_dict_and_dropout_stay(cell: str) -> None:
     plain, _ = twins(cell, num_layers=2, dropout=0.5)
     ours = scan_backward(plain)
     assert type(ours) is CELLS[cell][1]
     assert list(ours.state_dict()) == list(plain.state_dict())
     assert all(a is b for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
-    inputs = torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64)
+    inputs = doubles(STEPS, BATCH, FEATURES, learned=False)
     assert not torch.equal(ours(inputs)[0], ours(inputs)[0])
-    assert torch.equal(ours.eval()(inputs)[0], plain.eval()(inputs)[0])
+    torch.testing.assert_close(ours.eval()(inputs)[0], plain.eval()(inputs)[0], rtol=0, atol=0)
+
+
+def test_the_same_seed_makes_the_same_weights() -> None:
+    torch.manual_seed(3)
+    plain = nn.RNN(4, 5, num_layers=2)
+    torch.manual_seed(3)
+    ours = ScanRNN(4, 5, num_layers=2)
+    assert all(map(torch.equal, plain.parameters(), ours.parameters()))
+    plain.load_state_dict(ours.state_dict())
+
+
+def test_a_model_keeps_its_parameters_and_its_optimizer() -> None:
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(7, 4), "rnn": nn.RNN(4, 5), "head": nn.Linear(5, 2)}
+    )
+    before = list(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scan_backward(model)
+    assert isinstance(model["rnn"], ScanRNN)
+    assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+    weight = model["rnn"].weight_hh_l0.detach().clone()
+    model["rnn"](torch.randn(6, 2, 4))[0].sum().backward()
+    optimizer.step()
+    assert not torch.equal(weight, model["rnn"].weight_hh_l0)
+
+
+def test_training_goes_the_same_way() -> None:
+    """Twenty steps of both: the same losses up to rounding."""
+    torch.manual_seed(0)
+    plain = nn.RNN(3, 8)
+    ours = scan_backward(copy.deepcopy(plain), precision="fp32")
+    inputs, wanted = torch.randn(40, 5, 3), torch.randn(40, 5, 8)
+    losses: list[list[float]] = []
+    for rnn in (plain, ours):
+        optimizer = torch.optim.Adam(rnn.parameters(), lr=0.01)
+        losses.append([])
+        for _ in range(20):
+            loss = (rnn(inputs)[0] - wanted).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
 
 
 def test_inside_a_model_an_lstm_stays_on_a_cpu() -> None:
@@ -198,13 +256,13 @@ def test_inside_a_model_an_lstm_stays_on_a_cpu() -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_second_derivative_is_refused(cell: str) -> None:
     _, ours = twins(cell)
-    inputs = torch.randn(9, 2, FEATURES, dtype=torch.float64, requires_grad=True)
+    inputs = doubles(9, 2, FEATURES)
     (gradient,) = torch.autograd.grad(ours(inputs)[0].sum(), inputs, create_graph=True)
     with pytest.raises(SecondDerivativeError, match="second derivative"):
         gradient.sum().backward()
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", GATED)
 def test_weights_of_16_bits_and_autocast(cell: str) -> None:
     plain, ours = (one.float() for one in twins(cell))
     inputs = torch.randn(STEPS, BATCH, FEATURES)
@@ -220,35 +278,50 @@ def test_weights_of_16_bits_and_autocast(cell: str) -> None:
 
 
 def test_what_does_not_fit_is_said() -> None:
+    for kind, name in ((ScanRNN, "RNN"), (ScanGRU, "GRU")):
+        with pytest.raises(RefusedError, match=rf"an nn\.{name} itself, not LSTM"):
+            kind.of(nn.LSTM(3, 4))
+    with pytest.raises(RefusedError, match="precision is one of"):
+        scan_backward(nn.RNN(3, 4), precision="fp8")
     with pytest.raises(RefusedError, match="proj_size=2"):
         ScanLSTM(3, 4, proj_size=2)
-    with pytest.raises(RefusedError, match=r"an nn\.GRU itself, not LSTM"):
-        ScanGRU.of(nn.LSTM(3, 4))
-    _, ours = twins("lstm")
-    inputs = torch.zeros(3, 2, FEATURES, dtype=torch.float64)
-    state = torch.zeros(1, 2, SIZE, dtype=torch.float64)
+    rnn, lstm = twins("rnn")[1], twins("lstm")[1]
+    inputs, state = doubles(3, 2, FEATURES), doubles(1, 2, SIZE)
+    with pytest.raises(ValueError, match="input is"):
+        rnn(doubles(3, 2, 9))
+    with pytest.raises(ValueError, match="the initial state is"):
+        rnn(inputs, doubles(2, 2, SIZE))
     with pytest.raises(ValueError, match=r"is a pair, \(h_0, c_0\)"):
-        ours(inputs, state)
+        lstm(inputs, state)
     with pytest.raises(ValueError, match=r"is \[1, 2, 5\], not \[2, 2, 5\]"):
-        ours(inputs, (torch.cat([state, state]),) * 2)
+        lstm(inputs, (torch.cat([state, state]),) * 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_compiled_it_gives_the_same(cell: str) -> None:
     plain, ours = twins(cell, num_layers=2)
-    inputs = torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64, requires_grad=True)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    state = initial_state(plain)
+    inputs, state = doubles(STEPS, BATCH, FEATURES), initial_state(plain)
     given = (inputs, state, [inputs, *state])
     assert_equal(everything(compiled, *given), everything(plain, *given))
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", GATED)
 def test_the_operators_keep_torchs_rules(cell: str) -> None:
     """Shapes without data, schemas, autograd's registration: what torch.compile relies on."""
     gates, parts = (3, 1) if cell == "gru" else (4, 2)
     sizes = [(7, 2, 3), (2, 4 * parts), (4 * gates, 3), (4 * gates, 4), (4 * gates,), (4 * gates,)]
-    given = [torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    given = [doubles(*size) for size in sizes]
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(gated_layer, (*given, cell), test_utils=tests)
+
+
+@pytest.mark.slow
+def test_the_operator_of_a_plain_rnn_keeps_torchs_rules() -> None:
+    inputs = [
+        torch.randn(shape, requires_grad=True) for shape in ((5, 2, 3), (2, 4), (4, 3), (4, 4))
+    ]
+    torch.library.opcheck(
+        torch.ops.stepscope.rnn_layer.default, (*inputs, None, None, True, "fp32")
+    )
