@@ -65,7 +65,7 @@ def test_a_change_says_what_it_is_and_how_it_is_made(change: Change) -> None:
         assert change.prediction.help
         assert change.describe("")
         assert isinstance(change.prediction.part, Part)
-        assert change.prediction.part.startswith("predict.whatifs.")
+        assert change.prediction.part.startswith("predict.")
         assert callable(change.prediction.part.load())
     if change.application is not None:
         fix = change.application.part.load()

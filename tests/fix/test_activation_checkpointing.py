@@ -8,6 +8,7 @@ import pytest
 from injected import run_injected, run_patched
 from training_scripts import CLIPS, TRAINER
 
+from stepscope.changes import APPLIED
 from stepscope.fix.remedies.memory import ACTIVATION_CHECKPOINTING
 from stepscope.records.script_facts import ScriptFacts
 
@@ -111,4 +112,4 @@ def test_where_it_fits(facts: ScriptFacts, why: str | None) -> None:
 
 
 def test_it_is_declared_to_save_memory() -> None:
-    assert ACTIVATION_CHECKPOINTING.saves == "memory"
+    assert APPLIED[ID].saves == "memory"

@@ -125,7 +125,7 @@ CHANGES = (
     Change(
         "gpu",
         prediction=Prediction(
-            Part("predict.whatifs.gpu:predict"),
+            Part("predict.other_gpu.step:predict_gpu"),
             help="another GPU, by name (gpu=H100) or by a file that describes it",
             label=_label_gpu,
             stage=ApplyStage.GPU,

@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.errors import UsageError
 from stepscope.explain.flops.call import Call, Unknown, read_name
 from stepscope.explain.memory.captured import CONTEXT_BYTES, SEGMENTS_SHARE, find_largest
-from stepscope.predict.declaration import Refused, changed
+from stepscope.predict.declaration import Outcome, Refused, WrongValue, changed
 from stepscope.predict.fitted import fitted, table
 from stepscope.predict.kernel_costs import Family, after_start
 from stepscope.predict.operator_library import ProbedStep, find_probed_elsewhere
@@ -22,9 +23,11 @@ from stepscope.predict.other_gpu.gpu import (
     Closeness,
     Gpu,
     closeness,
+    find_gpu,
     find_row,
     gpu_rows,
     make_gpu,
+    other_boards,
     process_name,
     transfer_fit,
     unit_of,
@@ -555,6 +558,33 @@ def _largest_factor(context: StepContext, gpu: Gpu, limit: int) -> float | None:
         peak = _peak_bytes(context, middle)
         low, high = (middle, high) if peak is not None and peak <= limit else (low, middle)
     return low
+
+
+# gpu=NAME|FILE: the same step on another GPU, its host unchanged.
+
+
+def predict_gpu(context: StepContext, value: str) -> Outcome:
+    """Refuses a step without an accelerator, or one on a GPU that is not in the table."""
+    if not value:
+        raise WrongValue("gpu: give a GPU or a file, such as gpu=H100 or gpu=profile.json")
+    try:
+        target = find_gpu(value)
+    except UsageError as error:
+        raise WrongValue(f"gpu={value}: {error}") from None
+    moved = move_context(context, target)
+    boards = other_boards(value)
+    read_as = f"{value} is read as {target.name}. {', '.join(boards)} differ"
+    return Outcome(
+        context=moved.context,
+        assumptions=(
+            *((read_as,) if boards else ()),
+            *moved.assumptions,
+            *describe_memory(context, target),
+        ),
+        spread=0.0,
+        doubt=moved.doubt,
+        doubt_is_whole=True,
+    )
 
 
 # The step on every GPU of the table.
