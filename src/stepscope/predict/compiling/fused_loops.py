@@ -11,10 +11,9 @@ from enum import IntEnum
 
 import msgspec
 
-from stepscope.explain.flops.call import MATMUL_LIKE, Call, Tensor, Unknown, total_bytes
+from stepscope.explain.flops.call import MATMUL_LIKE, Call, Tensor, Unknown, broadcast, total_bytes
 from stepscope.explain.flops.memory_bound import VIEWS, promoted
 from stepscope.explain.flops.prices import price_call
-from stepscope.explain.flops.products import broadcast
 from stepscope.text.words import lazy_pattern
 
 # Loops over as many elements fuse if one reads what the other made, or both read the same. What is
