@@ -88,7 +88,7 @@ def test_a_trace_without_a_device_has_no_replays(read: Read) -> None:
 def test_cuda_graphs_is_refused_for_a_graph_of_few_kernels(read: Read) -> None:
     context = bench_for(read(replays((GEMM, 20.0), (ADD, 5.0)))).context
     with pytest.raises(Refused, match="graph already"):
-        cuda_graphs.apply(context, "")
+        cuda_graphs.predict(context, "")
 
 
 @pytest.mark.parametrize(("change", "value"), [(precision, "bf16"), (optimizer, "fused")])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from stepscope.records.explanation import Operator, RankExplanation
-from .build import call, frame, graph, kernel, op
-from .conftest import Explain
-from stepscope.records.explanation import RankExplanation
-from .build import AUTOGRAD, frame, kernel, op
 import numpy as np
 import pytest
-from stepscope.explain.host_calls import is_library, place_of, user_frames
-from .build import frame, kernel, op
-from .conftest import Explain, Read
-from .build import call, frame, kernel, op
 
+from stepscope.explain.host_calls import is_library, place_of, user_frames
+from stepscope.records.explanation import Operator, RankExplanation
+
+from .build import AUTOGRAD, call, frame, graph, kernel, op
+from .conftest import Explain, Read
 
 # Host and device time by operator and input shapes.
+
 
 def row(rank: RankExplanation, name: str) -> Operator:
     (found,) = (each for each in rank.operators if each.name == name)
@@ -134,6 +131,7 @@ def test_longest_device_time_comes_first_then_longest_host_time(explained: Expla
 
 # Time by nn.Module: forward as called, backward as linked.
 
+
 def table(rank: RankExplanation) -> dict[str, tuple[int, int, int, int, int]]:
     """name -> calls, then µs: host total, host self, forward device, backward device."""
     return {
@@ -219,6 +217,7 @@ def test_without_stacks_there_are_no_modules(explained: Explain) -> None:
 
 
 # Host time by Python function, and which frame is the user's own.
+
 
 def test_a_function_is_its_file_line_and_name(explained: Explain) -> None:
     # main 0-100 [load 10-30, step 40-90 [aten::mm 50-80 -> kernel 7]]
@@ -347,6 +346,7 @@ def test_a_path_with_brackets_is_read_to_its_last_line_number() -> None:
 
 
 # Blocking calls: what waited, in which operator, called from where.
+
 
 def rows(rank: RankExplanation) -> list[tuple[str, str, int, int, str | None, int | None]]:
     return [(s.name, s.operator, s.count, s.total_ns // 1000, s.file, s.line) for s in rank.syncs]

@@ -92,9 +92,9 @@ def test_no_surface_prints_more_than_all_of_a_peak(
     shown = capsys.readouterr().out
     view = efficiency_view(rank, drawn=True)
     assert view is not None
-    assert view.mfu == ""
-    texts = [shown, view.sentence, *(" ".join(fact) for fact in view.facts)]
-    texts += [row.near for row in view.rows]
+    assert view["mfu"] == ""
+    texts = [shown, view["sentence"], *(" ".join(fact) for fact in view["facts"])]
+    texts += [row["near"] for row in view["rows"]]
     for text in texts:
         assert not re.search(r"\b(?:1[0-9][1-9]|[2-9][0-9][0-9])(?:\.\d)?%", text), text
     assert "above the peak" in shown

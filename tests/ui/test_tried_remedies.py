@@ -13,17 +13,16 @@ from msgspec.structs import replace
 from rich.console import Console
 
 import stepscope
-from stepscope.fix.remedies import FIXES
+from stepscope.changes import CHANGES
 from stepscope.predict.whatifs import settings_for_remedy
 from stepscope.records.explanation import Explanation, Finding, Remedy
-from stepscope.records.remedies import REMEDIES
 from stepscope.ui import tried_remedies
 from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.html.panes.findings import saving_words
 from stepscope.ui.terminal.comparison import print_comparison
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.terminal.short import short_lines
-from stepscope.ui.topics.comparison import comparison_json, run_with_words
+from stepscope.ui.topics.comparison import comparison_facts, comparison_json
 from stepscope.ui.topics.explanation_json import explanation_json
 from stepscope.ui.tried_remedies import tune_command
 from stepscope.verify.answered_predictions import MAKES
@@ -91,7 +90,7 @@ def offering(explanation: Explanation, *ids: str) -> Explanation:
 
 
 def with_fixes(monkeypatch: pytest.MonkeyPatch, *ids: str) -> None:
-    monkeypatch.setattr(tried_remedies, "FIXES", dict.fromkeys(ids))
+    monkeypatch.setattr(tried_remedies, "APPLIED", dict.fromkeys(ids))
 
 
 # The command
@@ -135,21 +134,11 @@ def test_goals_name_the_remedies_that_lead_there(
     assert finding.try_command == f"stepscope tune --only loader-workers,compile -- {QUOTED}"
 
 
-def test_every_way_to_a_goal_is_a_known_remedy() -> None:
-    named = {name for goal, ways in tried_remedies._WAYS.items() for name in (goal, *ways)}
-    assert named <= REMEDIES.keys()
-
-
 def test_a_remedy_in_use_is_not_offered_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_fixes(monkeypatch, "compile", "bf16")
     write_run(run, "bf16")
     command = memory_bound(explained(run)).try_command
     assert command == f"stepscope tune --only compile -- {QUOTED}"
-
-
-def test_the_remedies_that_can_be_applied_are_those_of_the_fix_room() -> None:
-    assert tried_remedies.FIXES is FIXES
-    assert FIXES.keys() <= REMEDIES.keys()
 
 
 # What was measured
@@ -259,11 +248,12 @@ def test_a_comparison_names_the_side_that_was_run_with_a_remedy(
     shutil.copytree(run, other)
     write_run(other, "bf16")
     comparison = stepscope.compare(run, other, cache=False)
-    assert run_with_words(comparison) == "B was run with bf16"
+    assert ("with", "B was run with bf16") in [fact[:2] for fact in comparison_facts(comparison)]
     assert comparison_json(comparison)["b"]["remedies"][0]["id"] == "bf16"
     print_comparison(comparison, width=120)
     assert "B was run with bf16" in capsys.readouterr().out
-    assert run_with_words(stepscope.compare(run, run, cache=False)) == ""
+    again = comparison_facts(stepscope.compare(run, run, cache=False))
+    assert "with" not in [fact.label for fact in again]
 
 
 # Promises
@@ -273,5 +263,5 @@ def test_remedies_that_show_a_promise_are_those_that_it_predicts() -> None:
     """verify cannot ask predict, so it keeps a list."""
     for text, setting in MAKES.items():
         remedy = text.partition("=")[0]
-        assert remedy in REMEDIES
+        assert remedy in CHANGES
         assert setting in map(str, settings_for_remedy(remedy))

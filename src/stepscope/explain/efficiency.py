@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from stepscope.explain.compiled.graph_calls import KernelPieces
 from stepscope.explain.compiled.graph_kernels import KernelFacts, OpenedRegions, open_regions
 from stepscope.explain.flops.call import (
-    DTYPES,
     FP32,
     MATMUL_LIKE,
     PREFIX,
@@ -25,6 +24,7 @@ from stepscope.explain.flops.call import (
 )
 from stepscope.explain.flops.costs import Costs, Pieces
 from stepscope.explain.flops.products import CAUSAL
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.explanation import StepTime
 from stepscope.records.hardware import (
     Bound,
@@ -134,7 +134,7 @@ def _by_dtype(
     on_host: bool,
 ) -> tuple[DtypeUse, ...]:
     """Products by the dtype they were computed in, most FLOPs first."""
-    flops, total, on_tensor = (np.zeros(len(DTYPES) + 1, np.int64) for _ in range(3))
+    flops, total, on_tensor = (np.zeros(len(PEAKS) + 1, np.int64) for _ in range(3))
     np.add.at(flops, costs.dtype[rows], costs.flops[rows])  # -1 is the last place
     products = np.flatnonzero((pieces.operator >= 0) & pieces.compute)
     products = products[costs.counted[pieces.operator[products]]]
@@ -152,7 +152,7 @@ def _by_dtype(
     if not on_host:
         helps = _of_kernels(trace, pieces, products, lambda kernel: kernel.harmless)
         products, dtype = products[~helps], dtype[~helps]
-        half = np.isin(dtype, [DTYPES.index(name) for name in _HALF])
+        half = np.isin(dtype, [PEAKS.index(name) for name in _HALF])
         tensor = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "tensor")
         unknown = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "unknown")
         tensor |= half & unknown
@@ -166,7 +166,7 @@ def _by_dtype(
             tensor_core_ns=round(int(on_tensor[code]) / pieces.steps),
             peak_flops=ceilings.flops.get(name) if ceilings else None,
         )
-        for code, name in enumerate(DTYPES)
+        for code, name in enumerate(PEAKS)
         if flops[code] or total[code]
     ]
     return tuple(sorted(uses, key=lambda use: -use.flops))
@@ -355,7 +355,7 @@ def _sum_kernels(analysis: RankAnalysis, opened: OpenedRegions) -> dict[_KernelR
         if not fact.flops or fact.dtype < 0:
             dtype = ""
         else:
-            dtype = DTYPES[
+            dtype = PEAKS[
                 TF32
                 if fact.dtype == FP32 and int(analysis.costs.dtype[region]) == TF32
                 else fact.dtype
@@ -469,7 +469,7 @@ def list_spots(
         spot = Spot(
             operator=trace.strings[host.name[row]],
             shapes=" ".join(trace.strings[shapes].split()) if shapes >= 0 else "",
-            dtype=DTYPES[dtype] if dtype >= 0 else "",
+            dtype=PEAKS[dtype] if dtype >= 0 else "",
             calls=times,
             device_ns=device_ns,
             flops=flops,

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.flops.call import ITEM_BYTES
 from stepscope.explain.host_calls import place_of, sum_device_time
+from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.source_lines import LineCost, LineCosts, LineKernel, LineOperator
 from stepscope.records.trace import ABSENT, HostKind, Trace
@@ -503,7 +503,7 @@ def work_of(name: str, shapes: Shapes, dtype: str) -> float:
     if short in _CONVOLUTIONS and len(shapes) > 1:
         filters = shapes[2] if short == "convolution_backward" and len(shapes) > 2 else shapes[1]
         return 2.0 * math.prod(shapes[0]) * math.prod(filters) / max(1, filters[0])
-    item = ITEM_BYTES.get(dtype, _FALLBACK_BYTES)
+    item = PROFILER_BYTES.get(dtype, _FALLBACK_BYTES)
     return float(item * sum(math.prod(shape) for shape in shapes))
 
 
@@ -522,4 +522,4 @@ def _multiplies(name: str) -> bool:
 
 def first_dtype(dtypes: Sequence[object]) -> str:
     """The one that an operator is looked up by."""
-    return next((one for one in dtypes if isinstance(one, str) and one in ITEM_BYTES), "")
+    return next((one for one in dtypes if isinstance(one, str) and one in PROFILER_BYTES), "")

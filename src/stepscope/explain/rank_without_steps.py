@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope import changes as remedies
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.explain.findings import sort_findings
 from stepscope.explain.findings.healthy import healthy
@@ -23,7 +24,6 @@ from stepscope.explain.memory.lifetimes import thinned
 from stepscope.explain.memory.model import biggest, held_words
 from stepscope.explain.memory.traced import largest_sites
 from stepscope.explain.parameter_server import summarise_together
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, RankExplanation
 from stepscope.records.memory import (
     ACTIONS,

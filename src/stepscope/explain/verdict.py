@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from stepscope.changes import BATCH, OWN_PYTHON
 from stepscope.explain.findings import NO_LOSS, apply_rules, sort_findings
 from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.host import ON_CPU
@@ -26,7 +27,6 @@ from stepscope.records.job import Job
 from stepscope.records.parameter_server import TogetherSummary
 from stepscope.records.quality import Note
 from stepscope.records.rank import RankWithoutTrace
-from stepscope.records.remedies import BATCH, OWN_PYTHON
 from stepscope.records.run import RankRun
 from stepscope.records.strategies import Strategy
 from stepscope.step.timeline import mean_budget, stretched

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.explanation import Collective, Steps
 from stepscope.records.job import KINDS, CollectiveCalls, Group, RankFolder
 from stepscope.records.trace import ABSENT, CollectiveArgs, HostKind, Trace
@@ -316,16 +317,13 @@ def _span_bytes(trace: Trace, shapes: int, dtypes: int) -> int | None:
     except msgspec.DecodeError:
         return None
     pairs = zip(dims, names, strict=False)
-    return sum(DTYPE_BYTES.get(name.lower(), 0) * math.prod(dim) for dim, name in pairs) or None
+    return (
+        sum(LOWER_CASE_BYTES.get(name.lower(), 0) * math.prod(dim) for dim, name in pairs) or None
+    )
 
 
 # Collectives of one rank by kind, group and size. Their time includes waiting for other ranks.
 
-DTYPE_BYTES = {
-    "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "signed char": 1, "float8_e4m3fn": 1,
-    "float8_e5m2": 1, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "short": 2,
-    "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8,
-}  # fmt: skip
 _KINDS = (
     (lazy_pattern(r"all_?reduce|cross_device_reduce", re.I), "all_reduce"),
     (lazy_pattern(r"all_?gather", re.I), "all_gather"),
@@ -367,7 +365,7 @@ def list_collectives(calls: CollectiveCalls) -> tuple[Collective, ...]:
 
 def size_bytes(args: CollectiveArgs) -> int | None:
     """Total bytes: the output of an all-gather, the input of everything else."""
-    width = DTYPE_BYTES.get(args.dtype.lower())
+    width = LOWER_CASE_BYTES.get(args.dtype.lower())
     elements = args.out_elements if kind_of(args.name) == "all_gather" else args.in_elements
     return elements * width if width and elements >= 0 else None
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.cuda_graphs import NODE_SPACING, scale_node_spacing
@@ -127,8 +128,8 @@ def correct(
     return Corrected(
         graph=lighter,
         step_ns=step_ns(lighter),
-        low_ns=_at_deviations(scale_node_spacing(host, trace, 0.0), -1.96 * spread),
-        high_ns=_at_deviations(host, 1.96 * spread),
+        low_ns=_at_deviations(scale_node_spacing(host, trace, 0.0), -NORMAL_95 * spread),
+        high_ns=_at_deviations(host, NORMAL_95 * spread),
         basis="calibrated",
         spread=spread,
     )
@@ -161,7 +162,7 @@ def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected
     return Corrected(
         graph=fitted,
         step_ns=step_ns(fitted),
-        low_ns=_at_deviations(fitted, -1.96 * spread),
+        low_ns=_at_deviations(fitted, -NORMAL_95 * spread),
         high_ns=recorded_ns,
         basis="profiled",
         spread=spread,

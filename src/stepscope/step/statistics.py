@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.normal import NORMAL_MAD
 from stepscope.step.arrays import Floats
 
 
@@ -40,15 +41,11 @@ def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
     return middle
 
 
-NORMAL_95 = 1.959964  # standard deviations on either side that hold 95%
-OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
-
-
 def spread(values: Floats) -> float:
     """Robust standard deviation."""
     if not len(values):
         return 0.0
-    return OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
+    return NORMAL_MAD * float(np.median(np.abs(values - np.median(values))))
 
 
 def block_medians(values: Floats, size: int) -> Floats:

@@ -267,7 +267,7 @@ class KernelFacts(NamedTuple):
     lines: tuple[tuple[Place, float], ...]  # with the share of each; shares add up to 1
     flops: int | None  # of its products; None: not known
     size_bytes: int | None
-    dtype: int = ABSENT  # of most of its FLOPs; code of DTYPES
+    dtype: int = ABSENT  # of most of its FLOPs; code of PEAKS
 
 
 def describe_kernels(graph: CompiledGraph, rates: tuple[float, float]) -> list[KernelFacts]:

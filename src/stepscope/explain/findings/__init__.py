@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from stepscope.changes import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 from stepscope.records.explanation import SEVERITIES, Finding
 from stepscope.records.parameter_server import TogetherSummary
-from stepscope.records.remedies import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import FindingRule, JobEvidence, RankEvidence, Scope

@@ -7,6 +7,7 @@ import re
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     RankEvidence,
@@ -15,7 +16,7 @@ from stepscope.explain.findings.evidence import (
     severity_of,
 )
 from stepscope.explain.strategies.data_parallel import FORWARD
-from stepscope.records import remedies, strategies
+from stepscope.records import strategies
 from stepscope.records.explanation import Collective, Finding, Place, Remedy
 from stepscope.records.strategies import RankDataParallel, RankStrategy
 from stepscope.records.trace import HostKind

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.host_calls import place_of, user_frames
-from stepscope.records import explanation, remedies
+from stepscope.records import explanation
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place, Remedy, Severity, ShareOf
 from stepscope.records.hardware import MOST_SHAPES, Efficiency, Spot, which_call

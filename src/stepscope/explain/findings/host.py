@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import looked
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -20,7 +21,6 @@ from stepscope.explain.findings.evidence import (
     stalling_steps,
     typical_wait,
 )
-from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES, Finding, Place, Remedy
 from stepscope.records.job import SimilarRuns
 from stepscope.records.rank_facts import PlainSteps

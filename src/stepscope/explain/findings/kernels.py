@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     MEDIUM,
@@ -21,7 +22,6 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.flops.call import read_name
 from stepscope.explain.kernels import SHORT_KERNEL_NS, Launched, by_kernel, by_operator, callers
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import Spot, above_peak
 from stepscope.records.trace import DeviceKind, HostKind, Trace

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import CpuUse, Product, disturbed
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -15,9 +16,8 @@ from stepscope.explain.findings.evidence import (
     kernel_severity,
     rule,
 )
-from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.kernels import by_operator, callers
-from stepscope.records import remedies
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import (
     MOST_SHAPES,
@@ -274,7 +274,7 @@ def _find_roof(evidence: RankEvidence, use: CpuUse, product: Product) -> float |
 def _find_calibrated_peak(evidence: RankEvidence, product: Product) -> float | None:
     """The peak of this dtype with as many threads as the step uses."""
     ceilings = evidence.efficiency.ceilings if evidence.efficiency else None
-    dtype = DTYPES[product.dtype] if product.dtype >= 0 else ""
+    dtype = PEAKS[product.dtype] if product.dtype >= 0 else ""
     if ceilings is None or dtype not in ceilings.flops:
         return None
     load = evidence.cpu.load if evidence.cpu else None

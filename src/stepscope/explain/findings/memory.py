@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     MEDIUM,
@@ -17,7 +18,6 @@ from stepscope.explain.findings.evidence import (
     typical_wait,
 )
 from stepscope.explain.memory.model import between_words, biggest, held_words
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Place, Remedy, Severity
 from stepscope.records.hardware import above_peak
 from stepscope.records.memory import Fragmentation, Memory, OutOfMemory

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import rule
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Place, Remedy, Severity
 from stepscope.records.nccl import (
     SOCKET,

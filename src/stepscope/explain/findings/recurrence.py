@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     RankEvidence,
@@ -20,7 +21,6 @@ from stepscope.explain.recurrences import (
     find_recurrences,
     owners,
 )
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import find_device
 from stepscope.records.scan_costs import LARGEST_SIZE, gpu_scan_pays

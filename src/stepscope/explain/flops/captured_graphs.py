@@ -49,7 +49,7 @@ class CaptureCost(msgspec.Struct, frozen=True, kw_only=True):
 
     products: tuple[float, ...]  # FLOPs of each kernel that multiplies, in order
     again: int  # of their sum, what recomputes the forward pass
-    dtype: int  # of most of it; code of DTYPES
+    dtype: int  # of most of it; code of PEAKS
     in_fp32: int = 0  # of their sum, what has inputs in fp32
 
     @property

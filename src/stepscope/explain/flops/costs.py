@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from stepscope.explain.flops.call import (
     FP32,
-    ITEM_BYTES,
     MATMUL_LIKE,
     OTHER,
     PREFIX,
@@ -40,6 +39,7 @@ from stepscope.explain.flops.prices import (
     summable,
 )
 from stepscope.records.compiled import CompiledGraph
+from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.call_tree import children_sum, distinct_counts, enclosing, group
@@ -82,7 +82,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     bytes_moved: NDArray[np.int64]  # inputs read once, outputs written once
     counted: NDArray[np.bool_]  # of nested operators, the one whose FLOPs count
     answering: NDArray[np.bool_]  # device events launched inside it are attributed to it
-    dtype: NDArray[np.int8]  # code of flops.dtypes.DTYPES, as computed; -1 is unknown
+    dtype: NDArray[np.int8]  # code of records.dtypes.PEAKS, as computed; -1 is unknown
     in_fp32: NDArray[np.int64]  # of a compiled region's FLOPs, whose dtype is that of most
     recomputed: NDArray[np.bool_]  # a forward operator run again in the backward pass
     phase: NDArray[np.int8]  # code of flops.phases.PHASES
@@ -376,7 +376,7 @@ def _in_name(name: str) -> int:
     if match := _OPAQUE.search(name):
         return int(match[1])
     match = _TYPED.search(name)
-    return ITEM_BYTES[match[1]] if match else UNKNOWN
+    return PROFILER_BYTES[match[1]] if match else UNKNOWN
 
 
 def _around(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
@@ -402,7 +402,7 @@ def _first_size(text: str) -> int:
         dtypes = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return UNKNOWN
-    known = (ITEM_BYTES.get(dtype, UNKNOWN) for dtype in dtypes if isinstance(dtype, str))
+    known = (PROFILER_BYTES.get(dtype, UNKNOWN) for dtype in dtypes if isinstance(dtype, str))
     return next((size for size in known if size != UNKNOWN), UNKNOWN)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.explain.memory.lifetimes import BACKWARD
+from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.memory import CATEGORIES, ActivationTheory, Memory, Theory, ZeroRow
 from stepscope.records.trace import HostKind, Trace
@@ -32,8 +33,8 @@ _CONVOLUTIONS = tuple(
     f"aten::{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3)
 )
 FED = ("aten::embedding", _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
-_BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 _NARROW = ("c10::Half", "c10::BFloat16")
+_BYTES = {name: PROFILER_BYTES[name] for name in ("float", "double", *_NARROW)}
 _FETCH = "enumerate(DataLoader)"  # torch marks every fetch
 
 

@@ -22,6 +22,7 @@ from stepscope.explain.strategies.evidence import (
     compute_before,
     mean,
 )
+from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS
 from stepscope.records.memory import CapturedMemory
 from stepscope.records.strategies import (
@@ -32,7 +33,7 @@ from stepscope.records.strategies import (
     ShardMemory,
 )
 from stepscope.records.trace import HostKind
-from stepscope.step.collectives import DTYPE_BYTES, kind_of
+from stepscope.step.collectives import kind_of
 from stepscope.step.work import rows_named
 from stepscope.text.words import counted
 from stepscope.trace.links import distinct, nearest_of
@@ -264,5 +265,5 @@ def _element_bytes(evidence: StrategyEvidence, gathers: Bools) -> int | None:
     typed = nearest_of(host, host.dtypes >= 0, evidence.row[gathers])
     for code in distinct(host.dtypes[typed[typed >= 0]]).tolist():
         names |= set(re.findall(r'"([^"]+)"', trace.strings[code].lower())[:1])
-    widths = {DTYPE_BYTES[name] for name in names if name in DTYPE_BYTES}
+    widths = {LOWER_CASE_BYTES[name] for name in names if name in LOWER_CASE_BYTES}
     return widths.pop() if len(widths) == 1 else None

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stepscope.explain.host_calls import is_library_frame
 from stepscope.explain.whole_run.stall_stacks import TYPICAL, kinds_of_steps, line_of
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.rank import StepColumns
 from stepscope.records.run import (
     STALL_CAUSES,
@@ -257,7 +258,6 @@ def _rename_stall(
 FEWEST_TYPICAL_SAMPLES = 40  # in typical steps: a share is then known to 15 points at worst
 _LEAST_SHARE = 0.05  # of a step, for a line to be named
 _MOST_LINES = 3
-_NORMAL_95 = 1.96
 _TORCH = re.compile(r"[/\\]torch[/\\]")
 # Whatever runs inside these belongs to a part of the step with findings of its own.
 _PARTS = re.compile(
@@ -294,7 +294,7 @@ def find_own_python(samples: StackSamples, series: StepSeries) -> OwnPython | No
                 line_and_package = (line, next(packages, ""))
             lines[line_and_package] += count
     share = lines.total() / total
-    doubt = _NORMAL_95 * math.sqrt((share * (1 - share) + 1 / total) / total)
+    doubt = NORMAL_95 * math.sqrt((share * (1 - share) + 1 / total) / total)
     named = (
         OwnLine(place=place, share=count / total, package=package)
         for (place, package), count in lines.most_common(_MOST_LINES)

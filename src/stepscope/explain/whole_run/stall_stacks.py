@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stepscope.explain.host_calls import is_library_frame
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.run import STALL_CAUSES, LevelChange, RankRun, StallCause, StepSeries
 from stepscope.records.source_lines import (
     LineDifference,
@@ -212,8 +213,6 @@ def line_of(frames: tuple[Place, ...]) -> Place:
 # The sampler looks at round times of the clock, so a stack's share of the samples is its share of
 # the time: with the mean length of those steps it becomes a time per step.
 
-_NORMAL_95 = 1.96  # standard deviations on each side hold 95%
-
 
 def merge_differences(differences: Sequence[StackDifference]) -> StackDifference:
     """The same cause on several ranks: every sample counts once."""
@@ -272,7 +271,7 @@ def _compare_line(difference: StackDifference, place: Place) -> LineDifference:
     stalled = sum(stack.stalled for stack in own)
     typical = sum(stack.typical for stack in own)
     more = stalled * difference.stalled_ms - typical * difference.typical_ms
-    doubt = _NORMAL_95 * math.hypot(
+    doubt = NORMAL_95 * math.hypot(
         difference.stalled_ms * _error(stalled, difference.stalled_samples),
         difference.typical_ms * _error(typical, difference.typical_samples),
     )

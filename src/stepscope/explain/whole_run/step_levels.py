@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.run import InputEffect, LevelChange, Trend
 from stepscope.step.arrays import Floats, Int64s
 from stepscope.step.statistics import block_medians, spread
@@ -312,7 +313,7 @@ def explain_by_inputs(step_ns: Floats, elements: Floats) -> tuple[InputEffect | 
     if fit is None:
         return None, expected
     known = elements[elements > 0]
-    slope, half = float(fit.line[1]), 1.96 * fit.error
+    slope, half = float(fit.line[1]), NORMAL_95 * fit.error
     return InputEffect(
         explained=fit.explained,
         fixed_ms=float(fit.line[0]) / 1e6,
@@ -495,7 +496,7 @@ def _compare_pairs(blocks: Floats, level: NDArray[np.intp]) -> tuple[Floats, flo
 
 def _interval(slopes: Floats, deviation: float) -> tuple[float, float]:
     """95%: so many slopes on each side of the median as the number of rises strays by chance."""
-    middle, half = len(slopes) / 2, 1.96 * deviation / 2
+    middle, half = len(slopes) / 2, NORMAL_95 * deviation / 2
     low, high = (
         float(slopes[min(max(int(middle + side * half), 0), len(slopes) - 1)]) for side in (-1, 1)
     )
