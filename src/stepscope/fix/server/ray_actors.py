@@ -184,7 +184,7 @@ _INLINE_BYTES = 64 * 1024  # the object store pays for larger arrays only
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSetup:
-    """What every process of the server is told."""
+    """The settings that every process of the server gets."""
 
     consistency: Consistency
     compression: Compression
@@ -201,7 +201,7 @@ class ServerSetup:
 
 
 class _ShardMachine(RayNetwork):
-    """What a shard needs of the process it runs in."""
+    """The process of a shard."""
 
     def __init__(self, log: EventLog) -> None:
         super().__init__()

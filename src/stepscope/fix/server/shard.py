@@ -22,7 +22,7 @@ _HOLD_S = 5.0
 
 
 class ShardSurroundings(Protocol):
-    """What an actor needs of the machine it runs on."""
+    """The machine, as a shard's actor needs it."""
 
     async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
         """Raises Unreachable."""
