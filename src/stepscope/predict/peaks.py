@@ -13,8 +13,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.memory.captured import predict_peak
-from stepscope.explain.memory.model import find_transformer, linear_elements
-from stepscope.explain.memory.theory import token_bytes, transformer_activations
+from stepscope.explain.memory.model import (
+    find_transformer,
+    linear_elements,
+    token_bytes,
+    transformer_activations,
+)
 from stepscope.predict.autocast import convolves_in_fp32, find_attention_nodes, find_wide_reads
 from stepscope.predict.fitted import fitted
 from stepscope.predict.peak_memory.backward_graph import (

@@ -14,10 +14,11 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.folders import user_folder
 from stepscope.records.quality import MAX_EVENT_BYTES, MAX_RANKS, Note
@@ -48,10 +49,7 @@ from stepscope.trace.formats.plausible_values import (
 )
 from stepscope.trace.links import are_sorted
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Column = NDArray[Any]
+Column = NDArray[Any]
 
 # The key is a digest of the trace file's bytes, so an entry is never stale, however the file was
 # moved, copied or rewritten. Entries are written under another name and then renamed: two processes

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.job import KINDS, RUN_LABEL, Clock, RankPart, Rounds
+from stepscope.records.trace import Flags, Int8, Int64
 from stepscope.trace.clock_offsets import MAX_DRIFT
 from stepscope.trace.matched_collectives import (
     MatchedCollectives,
@@ -27,14 +29,9 @@ from stepscope.trace.matched_collectives import (
     match_transfers,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Flags, Int8, Int64
-
-    Float = NDArray[np.float64]
-    Index = NDArray[np.intp]
-    _PartRounds = tuple[int, Int64, Int64]  # part, came, left
+Float = NDArray[np.float64]
+Index = NDArray[np.intp]
+_PartRounds = tuple[int, Int64, Int64]  # part, came, left
 
 READING_NS = 1_000.0  # how far off a time in a trace may be
 _BINS = (16, 4, 2)

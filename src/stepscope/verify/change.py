@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.quality import MAX_MS
 from stepscope.verify.spread import (
     MOST_STEPS,
+    Floats,
     Spread,
     correlation_times,
     normal_quantile,
@@ -23,9 +24,6 @@ from stepscope.verify.spread import (
     resolution,
     student_quantile,
 )
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
 
 CONFIDENCE = 0.95
 POWER = 0.8  # how often the smallest detectable change is found
@@ -124,10 +122,7 @@ def _difference(
 
 
 def _compare_several_runs(
-    a: Sequence[Spread] | Sequence[MeanSpread],
-    b: Sequence[Spread] | Sequence[MeanSpread],
-    *,
-    paired: bool,
+    a: Sequence[Spread | MeanSpread], b: Sequence[Spread | MeanSpread], *, paired: bool
 ) -> Estimate:
     rounding = max(run.rounding for run in (*a, *b))
     compare = compare_value_pairs if paired else _compare_run_values
@@ -276,7 +271,7 @@ class MeanSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deviation(self) -> float:
-        """Of the mean."""
+        """Return the deviation of the mean."""
         return _SKEWED * math.sqrt(self.variance / self.steps)
 
 
@@ -340,7 +335,7 @@ def mean_step(runs: Sequence[Floats]) -> tuple[float, float, float]:
 
 
 def _log_spread(values: Floats) -> MeanSpread:
-    """Of the mean's logarithm."""
+    """Return the spread of the mean's logarithm."""
     spread = mean_spread(values)
     return replace(
         spread,

@@ -12,17 +12,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.verify.change import Estimate, mean_ratio, mean_step, widen_for_starts
+from stepscope.verify.spread import Floats
 from stepscope.verify.steady import without_pauses
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
 
 ROUNDS = 20
 FEWEST_ROUNDS = 5
@@ -57,7 +54,7 @@ def time_step(
 
 
 def summarise_rounds(seconds: Sequence[float], calls: int) -> StepRounds:
-    """From the mean step of each round."""
+    """Summarise the mean steps of the rounds."""
     rounds_ms = [max(1e3 * value, 1e-9) for value in seconds]
     ms, low, high = mean_step([_counted(rounds_ms)])
     other_start = NORMAL_95_PRECISE * ONE_START * ms

@@ -20,7 +20,6 @@ from stepscope.fix.ddp.gradient_exchange import (
 
 if TYPE_CHECKING:
     from stepscope.fix.ddp.gradient_exchange import Hook
-
 # The link is a queue: a bucket starts when its last gradient is ready and the bucket before it is
 # done, and takes `per_bucket_ns + per_byte_ns x bytes`. Both numbers are fitted to stretches of
 # time in which the link never pauses: a stretch of n buckets with b bytes lasts n alpha + b beta,
@@ -63,7 +62,7 @@ class ExchangeTimeline:
         return 1 - min(self.exposed_ns, self.busy_ns) / self.busy_ns if self.busy_ns else None
 
     def exposed_by_bucket(self) -> list[int]:
-        """What each bucket adds to the time after backward; the parts add up to exposed_ns."""
+        """Return what each bucket adds to the time after backward; it adds up to exposed_ns."""
         ends = accumulate((bucket.end_ns for bucket in self.buckets), max)
         edges = [self.backward_end_ns, *(max(end, self.backward_end_ns) for end in ends)]
         return [after - before for before, after in pairwise(edges)]
@@ -71,7 +70,7 @@ class ExchangeTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeCosts:
-    """What an exchange costs on this link."""
+    """The cost of an exchange on this link."""
 
     per_bucket_ns: float
     per_byte_ns: float
@@ -317,31 +316,24 @@ class RanksAgree:
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
         """Each number as it is on the rank where it is largest."""
+        import torch
         import torch.distributed as dist
 
         if not numbers:
             return []
-        tensor = self._tensor(numbers)
+        tensor = torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
-        return self._numbers(tensor)
+        return list(tensor.tolist())
 
     def of_first(self, numbers: Sequence[float]) -> list[float]:
         """The numbers of the group's first rank."""
+        import torch
         import torch.distributed as dist
 
-        tensor = self._tensor(numbers)
+        tensor = torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
         dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
-        return self._numbers(tensor)
+        return list(tensor.tolist())
 
     def meet(self) -> None:
         """Wait until every rank is here."""
         self.largest([0.0])
-
-    def _tensor(self, numbers: Sequence[float]) -> Any:
-        import torch
-
-        return torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
-
-    def _numbers(self, tensor: Any) -> list[float]:
-        numbers: list[float] = tensor.tolist()
-        return numbers

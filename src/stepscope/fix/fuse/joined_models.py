@@ -28,7 +28,7 @@ from stepscope.fix.fuse.behaviours import hooks_made, modules_alone
 from stepscope.fix.fuse.kernel_choice import Choose, Chooser, usual_choice
 from stepscope.fix.fuse.ledger import ArrayLedger, timed
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
-from stepscope.fix.fuse.python_state import PythonState, check_keeps_nothing
+from stepscope.fix.fuse.python_state import PythonState
 from stepscope.fix.fuse.random_streams import (
     Draws,
     OwnDraws,
@@ -172,7 +172,7 @@ class JoinedModels(nn.Module):
             yield
         self._stacks.keep_replaced()
         if before is None:
-            check_keeps_nothing(self._state)
+            self._state.check_keeps_nothing()
             return
         check_nothing_drawn(before[0])
         self._streams.check_outside(before[1])
@@ -287,7 +287,7 @@ class JoinedModels(nn.Module):
         return result
 
     def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
-        """What a forward pass may change before it fails: buffers and random numbers."""
+        """Copy what a forward pass may change before it fails: buffers and random numbers."""
         buffers = dict(self._template[0].get_submodule(path).named_buffers())
         saved = {
             name: one.physical.clone() for name, one in buffers.items() if isinstance(one, Stacked)
@@ -299,7 +299,7 @@ class JoinedModels(nn.Module):
     def undo(
         self, before: tuple[dict[str, torch.Tensor], list[Any]], models: Sequence[int] | None = None
     ) -> None:
-        """What `changing` gave, for all models or these."""
+        """Go back to what `changing` gave, for all models or these."""
         chosen = range(len(self)) if models is None else models
         with torch.no_grad():
             for name, values in before[0].items():

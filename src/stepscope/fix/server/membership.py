@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepscope.fix.server import messages as msg
-from stepscope.records.server_log import LostUpdates, ServerEvent, ShardRestored, member_name
+from stepscope.records.folders import LostUpdates, ServerEvent, ShardRestored, member_name
 
 if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot
@@ -80,7 +80,7 @@ class ClockTable:
         self._started = self._started or len(self.members) >= self.expected
 
     def remove(self, name: str) -> MemberClock:
-        """What it finished stays: a strong clock still applies gradients that were counted."""
+        """Remove a member; a strong clock still applies the gradients that were counted."""
         member = self.gone[name] = self.members.pop(name)
         self._floor = max(self._floor, member.count)
         self._sync_floor = max(self._sync_floor, member.sync_points)
@@ -159,7 +159,7 @@ class Timing:
 
 
 class CoordinatorSurroundings(Protocol):
-    """What the coordinator needs of the cluster."""
+    """The cluster, as the coordinator needs it."""
 
     async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
         """Raises Unreachable."""

@@ -350,7 +350,7 @@ def assign(sizes: Mapping[str, int], shards: int) -> list[list[str]]:
 
 
 def shard_layouts(tensors: Mapping[str, Any], shards: int) -> list[Layout]:
-    """Of the named parameters of a model. UsageError where there is nothing for a shard."""
+    """Share out a model's named parameters. UsageError where a shard would have nothing."""
     if shards < 1:
         raise UsageError(f"shards={shards}: a parameter server needs at least one shard")
     if len(tensors) < shards:
@@ -407,7 +407,7 @@ class Compression:
 
     @property
     def words(self) -> str:
-        """As `parse` takes it."""
+        """Spell it as `parse` takes it."""
         return f"top-k:{self.share:g}" if self.kind == "top-k" else self.kind
 
     def travel_layout(self, layout: Layout) -> Layout:

@@ -22,8 +22,10 @@ from stepscope.fix.server.membership import Timing
 from stepscope.fix.server.messages import Compression, Layout
 from stepscope.fix.server.shard import ShardServer
 from stepscope.fix.server.shard_state import OptimizerRecipe, ShardRecipe, ShardSnapshot, save_cut
-from stepscope.records.folders import COORDINATOR_FILE, SERVER_FILE, SERVER_FOLDER
-from stepscope.records.server_log import (
+from stepscope.records.folders import (
+    COORDINATOR_FILE,
+    SERVER_FILE,
+    SERVER_FOLDER,
     ServerEvent,
     ServerFacts,
     ShardFacts,
@@ -182,7 +184,7 @@ _INLINE_BYTES = 64 * 1024  # the object store pays for larger arrays only
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSetup:
-    """What every process of the server is told."""
+    """The settings that every process of the server gets."""
 
     consistency: Consistency
     compression: Compression
@@ -199,7 +201,7 @@ class ServerSetup:
 
 
 class _ShardMachine(RayNetwork):
-    """What a shard needs of the process it runs in."""
+    """The process of a shard."""
 
     def __init__(self, log: EventLog) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stepscope.fix.server import messages as msg
 from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot, ShardState
-from stepscope.records.server_log import PullServed, ServerEvent, UpdateApplied
+from stepscope.records.folders import PullServed, ServerEvent, UpdateApplied
 
 _POLL_S = 2.0  # an answer that has to wait is asked for again after so long
 _RETRY_S = 0.2
@@ -22,7 +22,7 @@ _HOLD_S = 5.0
 
 
 class ShardSurroundings(Protocol):
-    """What an actor needs of the machine it runs on."""
+    """The machine, as a shard's actor needs it."""
 
     async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
         """Raises Unreachable."""

@@ -24,7 +24,7 @@ from stepscope.fix.server.messages import Compression, Layout, unpack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecipe:
-    """What a shard is built from, besides its values."""
+    """The settings that a shard is built from, besides its values."""
 
     shard: int
     layout: Layout
@@ -220,7 +220,9 @@ class ShardState:
                     totals[name] += gradient
         for name, parameter in self._parameters.items():
             gradient = totals.get(name) if parameter.requires_grad else None
-            parameter.grad = None if gradient is None else _divided(gradient, len(pushes))
+            if gradient is not None and len(pushes) > 1:
+                gradient = gradient / len(pushes)
+            parameter.grad = gradient
         if self._optimizer is not None:
             if pushes[0].settings is not None:
                 set_groups(self._optimizer, self._groups, pushes[0].settings)
@@ -229,10 +231,6 @@ class ShardState:
             parameter.grad = None
         self.updates += 1
         self.steps.append(step)
-
-
-def _divided(total: Any, by: int) -> Any:
-    return total / by if by > 1 else total
 
 
 # An optimizer as it can be built again, on other processes, for some of the parameters.
@@ -259,12 +257,9 @@ class OptimizerRecipe:
             if here:
                 places[index] = len(groups)
                 groups.append({**settings, "params": here})
-        return (self.kind(groups, **_required(groups[0])), places) if groups else (None, {})
-
-
-def _required(group: dict[str, Any]) -> dict[str, Any]:
-    """Optimizers check their defaults even where every group has its own."""
-    return {"lr": group["lr"]} if "lr" in group else {}
+        # Optimizers check their defaults even where every group has its own.
+        defaults = {"lr": groups[0]["lr"]} if groups and "lr" in groups[0] else {}
+        return (self.kind(groups, **defaults), places) if groups else (None, {})
 
 
 def make_recipe(
@@ -290,11 +285,10 @@ def make_recipe(
                 "parameters"
             )
         names.append(tuple(by_id[id(one)] for one in group["params"]))
-    return OptimizerRecipe(
-        kind=type(optimizer),
-        groups=tuple({**group, **_worker_only(group)} for group in group_settings(optimizer)),
-        names=tuple(names),
-    )
+    settings = group_settings(optimizer)
+    own = ({name: _WORKER_ONLY[name] for name in _WORKER_ONLY.keys() & group} for group in settings)
+    groups = tuple({**group, **plain} for group, plain in zip(settings, own, strict=True))
+    return OptimizerRecipe(kind=type(optimizer), groups=groups, names=tuple(names))
 
 
 def group_settings(optimizer: Any) -> tuple[dict[str, Any], ...]:
@@ -314,14 +308,8 @@ def set_groups(
 ) -> None:
     """Use these numbers from now on."""
     for index, place in places.items():
-        group = optimizer.param_groups[place]
-        group.update(
-            {name: value for name, value in settings[index].items() if name not in _WORKER_ONLY}
-        )
-
-
-def _worker_only(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in _WORKER_ONLY.items() if name in group}
+        new = {name: value for name, value in settings[index].items() if name not in _WORKER_ONLY}
+        optimizer.param_groups[place].update(new)
 
 
 # Checkpoints on disk: FOLDER/cut-000003/, one file for each shard, complete or not there.
@@ -366,29 +354,20 @@ def load_cut(folder: Path, layouts: Sequence[Layout]) -> list[ShardSnapshot]:
     snapshots = []
     for shard, layout in enumerate(layouts):
         path = folder / f"shard-{shard:04}.pt"
-        saved = _load(path)
-        if saved.get("tensors") != _names(layout):
+        try:
+            saved = torch.load(path, weights_only=True)
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise UnreadableInputError(f"{path} is not a checkpoint of a shard: {error}") from None
+        if not isinstance(saved, dict) or saved.get("tensors") != _names(layout):
             raise UnreadableInputError(
                 f"{path} was saved for another model or number of shards. Use a new "
                 "checkpoint folder, or the settings that it was saved with"
             )
+        flat, optimizer, updates = (saved[name] for name in ("flat", "optimizer", "updates"))
         snapshots.append(
-            ShardSnapshot(
-                flat=saved["flat"].numpy(),
-                optimizer=saved["optimizer"],
-                counts={},
-                updates=saved["updates"],
-            )
+            ShardSnapshot(flat=flat.numpy(), optimizer=optimizer, counts={}, updates=updates)
         )
     return snapshots
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        saved = torch.load(path, weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        raise UnreadableInputError(f"{path} is not a checkpoint of a shard: {error}") from None
-    return saved if isinstance(saved, dict) else {}
 
 
 def _names(layout: Layout) -> list[list[Any]]:

@@ -17,7 +17,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.server import messages as msg
 from stepscope.fix.server.messages import GradientPacker, as_tensor, unflatten
 from stepscope.fix.server.ray_actors import EventLog, RayNetwork, ServerSetup
-from stepscope.records.server_log import Pull, Push, ServerEvent, worker_file
+from stepscope.records.folders import Pull, Push, ServerEvent, worker_file
 
 if TYPE_CHECKING:
     from stepscope.records.change_values import Consistency
@@ -143,7 +143,7 @@ class Worker:
 
 
 class _WorkerMachine(RayNetwork):
-    """What the client needs of the process it runs in."""
+    """The process of a worker."""
 
     _log: EventLog | None = None
 
@@ -200,7 +200,7 @@ _LONGEST_WAIT_S = 1.0
 
 
 class WorkerSurroundings(Protocol):
-    """What a worker needs of the machine it runs on."""
+    """The machine, as a worker's client needs it."""
 
     async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
         """Raises Unreachable."""

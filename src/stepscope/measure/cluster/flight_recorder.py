@@ -60,6 +60,8 @@ def as_line(entry: dict[str, Any], sizes: dict[str, int], step: int | None) -> d
     group_size = sizes.get(group)
     p2p = bool(entry["is_p2p"])
     took_ms = entry.get("duration_ms")
+    names = entry["input_dtypes"] or entry["output_dtypes"]
+    dtype = BY_SCALAR_TYPE.get(names[0]) if names else None
     return {
         "kind": kind,
         "group": group,
@@ -71,7 +73,7 @@ def as_line(entry: dict[str, Any], sizes: dict[str, int], step: int | None) -> d
         "size_bytes": _size_bytes(kind, entry, group_size),
         "input_sizes": entry["input_sizes"],
         "output_sizes": entry["output_sizes"],
-        "dtype": _dtype(entry),
+        "dtype": dtype.name if dtype else names[0].lower() if names else None,
         "created_ns": entry["time_created_ns"],
         "started_ns": None,
         "ended_ns": None,
@@ -93,14 +95,6 @@ def identity(line: dict[str, Any]) -> tuple[Any, ...]:
 def _kind(name: str) -> str:
     plain = name.rpartition(":")[2].lower()
     return next((kind for part, kind in _KINDS.items() if part in plain), plain)
-
-
-def _dtype(entry: dict[str, Any]) -> str | None:
-    names = entry["input_dtypes"] or entry["output_dtypes"]
-    if not names:
-        return None
-    dtype = BY_SCALAR_TYPE.get(names[0])
-    return dtype.name if dtype else names[0].lower()
 
 
 def _size_bytes(kind: str, entry: dict[str, Any], group_size: int | None) -> int | None:
@@ -257,7 +251,15 @@ class CollectiveLog:
                 lines.append(json.dumps(_line(recorder, columns, about)))
         if lines:
             path = self._folder / NAME.format(part=1 + self._reads // _READS_PER_PART)
-            _append(path, gzip.compress("".join(f"{line}\n" for line in lines).encode(), 6))
+            # A whole gzip member or none.
+            packed = gzip.compress("".join(f"{line}\n" for line in lines).encode(), 6)
+            try:
+                with path.open("ab", buffering=0) as file:
+                    before = file.seek(0, os.SEEK_END)
+                    if file.write(packed) != len(packed):
+                        file.truncate(before)
+            except OSError as error:
+                note_unwritten(path.name, error)
 
 
 def read_columns(dump: bytes, *, after: int = -1) -> dict[str, list[Any]]:
@@ -334,14 +336,3 @@ def _count_ever(dump: bytes) -> int:
 
 def _next_slot(step: int) -> int:
     return -(-step // SLOT) * SLOT
-
-
-def _append(path: Path, packed: bytes) -> None:
-    """A whole gzip member or none."""
-    try:
-        with path.open("ab", buffering=0) as file:
-            before = file.seek(0, os.SEEK_END)
-            if file.write(packed) != len(packed):
-                file.truncate(before)
-    except OSError as error:
-        note_unwritten(path.name, error)

@@ -9,20 +9,17 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.quality import MAX_EVENT_BYTES, MAX_RANKS, Note
 from stepscope.records.trace import ABSENT, Device, Trace
 from stepscope.text.words import counted
-from stepscope.trace.files import unreadable_error
+from stepscope.trace.files import Progress, unreadable_error
 from stepscope.trace.formats.columns import Collector, Facts, assemble
 from stepscope.trace.formats.nsys_tables import LATEST_NS, UNNAMED, NsysTables, holds_events
 from stepscope.trace.formats.plausible_values import MAX_DEVICES, OddValues, is_whole
 from stepscope.trace.formats.sqlite import MAX_CHARACTERS, Database
-
-if TYPE_CHECKING:
-    from stepscope.trace.files import Progress
 
 # Tables and columns differ by version and by what was traced, so only those that exist are read.
 

@@ -7,28 +7,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.quality import MAX_EVENT_BYTES, replace_invalid
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Flags, Int8, Int64
 from stepscope.text import figures
 from stepscope.trace.files import is_pickle, read_head, reading
 from stepscope.trace.formats.plain_pickle import load_plain
 from stepscope.trace.formats.plausible_values import OddValues
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Flags, Int8, Int64
-
-    Dicts = list[dict[str, Any]]
-    Place = Callable[[int], str]
-    Frame = tuple[str, int, str]
+Dicts = list[dict[str, Any]]
+Place = Callable[[int], str]
+Frame = tuple[str, int, str]
 
 #     {"segments": [{"address", "total_size", "device", "blocks": [{"size", "state", "frames"}]}],
 #      "device_traces": [[{"action", "addr", "size", "time_us", "frames"}]]}
@@ -228,7 +224,10 @@ class _SnapshotReader:
 
         size = self._sizes(flat, "size", place)
         state, words = self._codes(flat, "state", _STATE, place)
-        self._count_states(words, state, place)
+        unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
+        new = [row for row in unknown if words[row] != "unknown"]
+        if new:
+            self._odd.add("state", len(new), words[new[0]], place(new[0]))
         has_size = size >= 0
         size = np.maximum(size, 0)
         blocks = Blocks(
@@ -240,12 +239,6 @@ class _SnapshotReader:
             stack=self._stacks.codes([_frames_of_block(block) for block in flat], place),
         )
         return blocks if has_size.all() else _select(blocks, has_size)
-
-    def _count_states(self, words: list[Any], state: Int8, place: Place) -> None:
-        unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
-        new = [row for row in unknown if words[row] != "unknown"]
-        if new:
-            self._odd.add("state", len(new), words[new[0]], place(new[0]))
 
     def _addresses(
         self, flat: Dicts, size: Int64, segment: NDArray[Any], segments: Segments, place: Place

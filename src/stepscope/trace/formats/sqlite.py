@@ -14,18 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Flags, Int64
+from stepscope.trace.files import Progress
 from stepscope.trace.formats.plausible_values import INVALID_NS, OddValues
-
-if TYPE_CHECKING:
-    from stepscope.records.trace import Flags, Int64
-    from stepscope.trace.files import Progress
-
 
 BATCH_ROWS = 20_000
 TIMES = ("start", "end")  # absent values are INVALID_NS here and ABSENT in other columns

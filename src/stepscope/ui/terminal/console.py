@@ -215,11 +215,15 @@ def fitting_table(
 
 
 def titled_table(
-    title: str, *columns: str, rows: Iterable[Sequence[RenderableType]] = (), more: str = ""
+    title: str,
+    *columns: str,
+    rows: Iterable[Sequence[RenderableType]] = (),
+    more: str = "",
+    folded: Sequence[str] = _WRAPPED,
 ) -> Table:
     """A column whose name begins with ">" is aligned to the right, as numbers are.
 
-    `more` stands under the table.
+    `more` stands under the table; columns named in `folded` may take several lines.
     """
     table = Table(
         title=title or None,
@@ -233,7 +237,7 @@ def titled_table(
         header_style=FAINT,
     )
     for column in columns:
-        wrapped = column in _WRAPPED
+        wrapped = column in folded
         table.add_column(
             column.lstrip(">"),
             justify="right" if column.startswith(">") else "left",

@@ -209,7 +209,7 @@ class KernelWindow(NamedTuple):
         )
 
     def turned(self) -> KernelWindow:
-        """What brings gradients of outputs back to inputs, where the stride is one."""
+        """Return the window that brings gradients back to inputs, where the stride is one."""
         borders = (
             (taps - 1) * gap - border
             for taps, border, gap in zip(self.kernel, self.padding, self.dilation, strict=True)
@@ -254,7 +254,7 @@ def between(sizes: Sequence[int], borders: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _lanes(channels: int, element_size: int) -> int:
-    """As many as fit 16 bytes, where that enlarges a row by a third at most."""
+    """Return how many channels fit 16 bytes, where a row grows by a third at most."""
     for size in _NUMBERS:
         lanes = size // element_size
         if lanes > 1 and 3 * _round_up(channels, lanes) <= 4 * channels:
@@ -380,7 +380,7 @@ def channels_last(weight: torch.Tensor, precision: torch.dtype | None = None) ->
 
 
 def as_filters(arranged: torch.Tensor) -> torch.Tensor:
-    """What `channels_last` gave, as one convolution of all models takes it; a view."""
+    """View the result of `channels_last` as one convolution of all models takes it."""
     return arranged.flatten(0, 1).movedim(-1, 1)
 
 
@@ -464,7 +464,7 @@ def useful_taps(
     padding: Any,
     dilation: Any,
 ) -> UsefulTaps | None:
-    """None if all elements count, or if what is left would need unequal borders."""
+    """Return the useful part of a kernel; None if all of it is, or the border would be unequal."""
     if isinstance(padding, str):
         return None
     steps, borders, gaps = (each_dimension(one, len(sizes)) for one in (stride, padding, dilation))
