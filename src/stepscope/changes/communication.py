@@ -20,10 +20,8 @@ def _label_workers(value: str) -> str:
 CHANGES = (
     Change(
         "sync-once",
-        (
-            "Run all but the last backward pass of a step under DDP's no_sync(): gradients are "
-            "then exchanged once a step"
-        ),
+        "Run all but the last backward pass of a step under DDP's no_sync(): gradients are "
+        "then exchanged once a step",
         application=Application(
             Part("fix.remedies.sync_once:SYNC_ONCE"),
             Effect.ROUNDING,
@@ -109,10 +107,8 @@ CHANGES = (
         "workers",
         prediction=Prediction(
             Part("predict.whatifs.ranks:predict_workers"),
-            help=(
-                "N data-parallel workers, each with its own batch (workers=8; 8:strong divides "
-                "one batch)"
-            ),
+            help="N data-parallel workers, each with its own batch (workers=8; 8:strong divides "
+            "one batch)",
             label=_label_workers,
             stage=ApplyStage.WORKERS,
             keeps_peak=True,
@@ -123,10 +119,8 @@ CHANGES = (
         "hosts",
         prediction=Prediction(
             Part("predict.whatifs.ranks:predict_hosts"),
-            help=(
-                "N hosts, each with its ranks and batches (hosts=8; hosts=8:10GB/s:20us states "
-                "the link)"
-            ),
+            help="N hosts, each with its ranks and batches (hosts=8; hosts=8:10GB/s:20us states "
+            "the link)",
             label=Part("predict.whatifs.ranks:label_hosts"),
             stage=ApplyStage.WORKERS,
             keeps_peak=True,
@@ -136,10 +130,8 @@ CHANGES = (
         "zero",
         prediction=Prediction(
             Part("predict.whatifs.ranks:predict_zero"),
-            help=(
-                "shard optimizer state (1), also gradients (2), also parameters (3) over the "
-                "workers"
-            ),
+            help="shard optimizer state (1), also gradients (2), also parameters (3) over the "
+            "workers",
             label="ZeRO stage {}",
             stage=ApplyStage.SHARD,
         ),
@@ -201,18 +193,14 @@ CHANGES = (
     ),
     Change(
         "fsdp-prefetch",
-        (
-            "Gather blocks ahead: call set_modules_to_forward_prefetch and "
-            "set_modules_to_backward_prefetch"
-        ),
+        "Gather blocks ahead: call set_modules_to_forward_prefetch and "
+        "set_modules_to_backward_prefetch",
     ),
     Change("larger-blocks", "Call fully_shard on larger blocks: fewer, longer gathers"),
     Change(
         "keep-gathered",
-        (
-            "Pass reshard_after_forward=False to fully_shard if memory allows: backward then "
-            "gathers nothing again"
-        ),
+        "Pass reshard_after_forward=False to fully_shard if memory allows: backward then "
+        "gathers nothing again",
     ),
     Change("reduce-dtype", "Gather and reduce in bf16 (MixedPrecisionPolicy): half the bytes"),
     Change(
@@ -227,49 +215,37 @@ CHANGES = (
     Change("use-nccl", "Start the process group with NCCL instead of gloo"),
     Change(
         "wrap-model",
-        (
-            "Call init_process_group and wrap the model in DistributedDataParallel or "
-            "fully_shard, or let the trainer do it. If one process was meant, start only one"
-        ),
+        "Call init_process_group and wrap the model in DistributedDataParallel or "
+        "fully_shard, or let the trainer do it. If one process was meant, start only one",
     ),
     Change(
         "start-as-job",
-        (
-            "If they should train one model, start them with torchrun and wrap the model in "
-            "DistributedDataParallel. Otherwise nothing is wrong"
-        ),
+        "If they should train one model, start them with torchrun and wrap the model in "
+        "DistributedDataParallel. Otherwise nothing is wrong",
     ),
     Change("micro-batches", "Use more micro-batches"),
     Change("balance-stages", "Move layers away from the slowest pipeline stage"),
     Change(
         "interleave",
-        (
-            "Put several stages on each rank (Interleaved1F1B): filling and draining the pipeline"
-            " takes that many times less"
-        ),
+        "Put several stages on each rank (Interleaved1F1B): filling and draining the pipeline"
+        " takes that many times less",
     ),
     Change(
         "check-host",
-        (
-            "On its host, look for other processes, a throttled or smaller device, or a wrong CPU"
-            " binding. Try the rank on another host"
-        ),
+        "On its host, look for other processes, a throttled or smaller device, or a wrong CPU"
+        " binding. Try the rank on another host",
     ),
     Change("balance", "Give every rank the same amount of work"),
     Change(
         "bounded-staleness",
-        (
-            "Train through stepscope.fix.server with bounded consistency: workers then run ahead "
-            "of a slow step"
-        ),
+        "Train through stepscope.fix.server with bounded consistency: workers then run ahead "
+        "of a slow step",
         predicted_as=("consistency=bounded:3",),
     ),
     Change(
         "no-barrier",
-        (
-            "Train through stepscope.fix.server with eventual consistency: nobody waits, but "
-            "reads are as stale as the slowest worker makes them"
-        ),
+        "Train through stepscope.fix.server with eventual consistency: nobody waits, but "
+        "reads are as stale as the slowest worker makes them",
         predicted_as=("consistency=eventual",),
     ),
     Change(
@@ -287,32 +263,24 @@ CHANGES = (
     ),
     Change(
         "fast-network",
-        (
-            "Give the job the fast network: /dev/infiniband, libibverbs and `ulimit -l unlimited`"
-            " in the container, or the cloud's NCCL network plugin"
-        ),
+        "Give the job the fast network: /dev/infiniband, libibverbs and `ulimit -l unlimited`"
+        " in the container, or the cloud's NCCL network plugin",
     ),
     Change(
         "faster-sockets",
-        (
-            "If there are only sockets, set NCCL_SOCKET_IFNAME to the fastest interface, and "
-            "raise NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD"
-        ),
+        "If there are only sockets, set NCCL_SOCKET_IFNAME to the fastest interface, and "
+        "raise NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD",
     ),
     Change(
         "one-machine",
-        (
-            "Unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE, and run the ranks of a machine in one "
-            "container, or with --ipc=host and all GPUs"
-        ),
+        "Unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE, and run the ranks of a machine in one "
+        "container, or with --ipc=host and all GPUs",
     ),
     Change("p2p", "Allow GPU-to-GPU access"),
     Change(
         "same-environment",
-        (
-            "Start every rank with the same NCCL_* variables, drivers and devices. Compare "
-            "`nvidia-smi topo -m` on the machines named in the evidence"
-        ),
+        "Start every rank with the same NCCL_* variables, drivers and devices. Compare "
+        "`nvidia-smi topo -m` on the machines named in the evidence",
     ),
     Change("read-nccl-warnings", "Read the first warning: later ones often follow from it"),
 )

@@ -76,10 +76,8 @@ CHANGES = (
     ),
     Change(
         "expandable-segments",
-        (
-            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments grow instead of "
-            "leaving holes"
-        ),
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments grow instead of "
+        "leaving holes",
         application=Application(
             Part("fix.remedies.host:EXPANDABLE_SEGMENTS"), Effect.BIT_IDENTICAL
         ),
@@ -100,10 +98,8 @@ CHANGES = (
         "no-stalls",
         prediction=Prediction(
             Part("predict.whatifs.waits:predict_no_stalls"),
-            help=(
-                "every step is a typical one (no-stalls=data,gc removes only stalls of these "
-                "causes)"
-            ),
+            help="every step is a typical one (no-stalls=data,gc removes only stalls of these "
+            "causes)",
             label=_label_no_stalls,
             stage=ApplyStage.STOP_WAITING,
             value_is_optional=True,
@@ -116,10 +112,8 @@ CHANGES = (
     ),
     Change(
         "no-sync",
-        (
-            "Move .item(), .cpu() and print() of tensors out of the step, or call them every N "
-            "steps. Copy with non_blocking=True"
-        ),
+        "Move .item(), .cpu() and print() of tensors out of the step, or call them every N "
+        "steps. Copy with non_blocking=True",
         prediction=Prediction(
             Part("predict.whatifs.waits:predict_no_sync"),
             help="without calls that wait for the GPU (.item(), .cpu(), synchronize)",
@@ -138,19 +132,15 @@ CHANGES = (
     ),
     Change(
         "own-python",
-        (
-            "Spend less time outside the model: turn loops over samples into tensor operators, "
-            "and keep lists out of the step"
-        ),
+        "Spend less time outside the model: turn loops over samples into tensor operators, "
+        "and keep lists out of the step",
     ),
     Change("fewer-ranks", "Start no more ranks than there are cores"),
     Change("idle-machine", "Stop the other programs, or keep them off these cores (taskset, nice)"),
     Change(
         "wait-elsewhere",
-        (
-            "Find what the training thread waits for (a queue, a lock, a socket, time.sleep), and"
-            " let another thread or DataLoader workers wait for it ahead of time"
-        ),
+        "Find what the training thread waits for (a queue, a lock, a socket, time.sleep), and"
+        " let another thread or DataLoader workers wait for it ahead of time",
     ),
     Change("look-at-line", "Look at the line that takes longer than before"),
 )

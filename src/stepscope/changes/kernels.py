@@ -37,10 +37,8 @@ CHANGES = (
         "Call torch.compile(model): it fuses operators and launches fewer kernels",
         prediction=Prediction(
             Part("predict.whatifs.compile:predict"),
-            help=(
-                "torch.compile: fuse neighboring operators; reduce-overhead also launches them as "
-                "CUDA graphs"
-            ),
+            help="torch.compile: fuse neighboring operators; reduce-overhead also launches them as "
+            "CUDA graphs",
             label=_label_compile,
             stage=ApplyStage.FUSE,
             value_is_optional=True,
@@ -64,16 +62,12 @@ CHANGES = (
     ),
     Change(
         "no-breaks",
-        (
-            "Rewrite the line so that torch.compile can trace it, or move it out of the compiled "
-            "function"
-        ),
+        "Rewrite the line so that torch.compile can trace it, or move it out of the compiled "
+        "function",
         prediction=Prediction(
             Part("predict.whatifs.waits:predict_no_breaks"),
-            help=(
-                "without graph breaks: torch.compile makes one graph where lines of code split it"
-                " now"
-            ),
+            help="without graph breaks: torch.compile makes one graph where lines of code split it"
+            " now",
             label="no graph breaks",
             stage=ApplyStage.STOP_WAITING,
             takes_value=False,
@@ -85,18 +79,14 @@ CHANGES = (
     ),
     Change(
         "mark-dynamic",
-        (
-            "Mark the dimension that changes with torch._dynamo.mark_dynamic, or pass "
-            "dynamic=True to torch.compile: one graph then fits all sizes"
-        ),
+        "Mark the dimension that changes with torch._dynamo.mark_dynamic, or pass "
+        "dynamic=True to torch.compile: one graph then fits all sizes",
         predicted_as=("no-stalls=compile",),
     ),
     Change(
         "steady-values",
-        (
-            "Pass the value that changes as a tensor, or keep it out of the compiled function: a "
-            "plain Python value is part of the graph"
-        ),
+        "Pass the value that changes as a tensor, or keep it out of the compiled function: a "
+        "plain Python value is part of the graph",
     ),
     Change(
         "keep-compile-cache",
@@ -104,24 +94,18 @@ CHANGES = (
     ),
     Change(
         "compile-blocks",
-        (
-            "Compile the block that repeats with block.compile(), not the whole model: one "
-            "compilation serves all of them"
-        ),
+        "Compile the block that repeats with block.compile(), not the whole model: one "
+        "compilation serves all of them",
     ),
     Change(
         "fuse-neighbours",
-        (
-            'Try mode="max-autotune", or make the operators beside each other fusible: the same '
-            "shapes, reductions over the same dimension, no in-place update or view in between"
-        ),
+        'Try mode="max-autotune", or make the operators beside each other fusible: the same '
+        "shapes, reductions over the same dimension, no in-place update or view in between",
     ),
     Change(
         "graphable",
-        (
-            "Remove what keeps the graph from being replayed: inputs that are written to, work on"
-            " the CPU"
-        ),
+        "Remove what keeps the graph from being replayed: inputs that are written to, work on"
+        " the CPU",
     ),
     Change(
         "cuda-graphs",

@@ -51,25 +51,19 @@ CHANGES = (
     ),
     Change(
         "scan-backward",
-        (
-            "Call stepscope.fix.scan.scan_backward(model): it runs the backward pass of nn.RNN, "
-            "nn.GRU and nn.LSTM in chunks at the same time"
-        ),
+        "Call stepscope.fix.scan.scan_backward(model): it runs the backward pass of nn.RNN, "
+        "nn.GRU and nn.LSTM in chunks at the same time",
         application=Application(Part("fix.scan.remedy:FIX"), Effect.ROUNDING),
         setting="scan",
     ),
     Change(
         "save-memory",
-        (
-            "Call stepscope.fix.save_memory(model): it saves less for backward, by recomputing "
-            "what is cheap and encoding what compresses exactly"
-        ),
+        "Call stepscope.fix.save_memory(model): it saves less for backward, by recomputing "
+        "what is cheap and encoding what compresses exactly",
         prediction=Prediction(
             Part("predict.whatifs.save_memory:predict"),
-            help=(
-                "save less for backward: within 5%, half (0.5), a budget (12GB), for 2x the "
-                "batch, or max"
-            ),
+            help="save less for backward: within 5%, half (0.5), a budget (12GB), for 2x the "
+            "batch, or max",
             label=_label_save_memory,
             stage=ApplyStage.RECOMPUTE,
             usual=("5%",),
@@ -105,10 +99,8 @@ CHANGES = (
     ),
     Change(
         "no-checkpoint",
-        (
-            "Take torch.utils.checkpoint away from some blocks: use it on only as many as memory "
-            "requires"
-        ),
+        "Take torch.utils.checkpoint away from some blocks: use it on only as many as memory "
+        "requires",
         predicted_as=("checkpoint=none",),
     ),
     Change(
@@ -125,10 +117,8 @@ CHANGES = (
     ),
     Change(
         "truncate-backward",
-        (
-            "Measure how far back the gradient reaches: stepscope.fix.scan.gradient_horizon. If "
-            "only N steps matter, detach the state every 2N steps"
-        ),
+        "Measure how far back the gradient reaches: stepscope.fix.scan.gradient_horizon. If "
+        "only N steps matter, detach the state every 2N steps",
     ),
     Change(
         "batch",
@@ -145,10 +135,8 @@ CHANGES = (
     ),
     Change(
         "fuse",
-        (
-            "Train several of these models together in one process: `stepscope sweep`, or "
-            "stepscope.fix.fuse"
-        ),
+        "Train several of these models together in one process: `stepscope sweep`, or "
+        "stepscope.fix.fuse",
         prediction=Prediction(
             Part("predict.whatifs.fuse:predict"),
             help="train N models of one architecture together, for N times the samples (fuse=8)",
@@ -159,10 +147,8 @@ CHANGES = (
     ),
     Change(
         "accumulate",
-        (
-            "Accumulate gradients over N passes under no_sync(): ranks then communicate once in N"
-            " passes"
-        ),
+        "Accumulate gradients over N passes under no_sync(): ranks then communicate once in N"
+        " passes",
         prediction=Prediction(
             Part("predict.whatifs.batch:predict_accumulate"),
             help="N micro-batches per optimizer step (accumulate=4)",
@@ -183,16 +169,12 @@ CHANGES = (
     ),
     Change(
         "snapshot",
-        (
-            "Call torch.cuda.memory._dump_snapshot() after some steps and run `stepscope explain`"
-            " on the file: it names the lines that allocate"
-        ),
+        "Call torch.cuda.memory._dump_snapshot() after some steps and run `stepscope explain`"
+        " on the file: it names the lines that allocate",
     ),
     Change(
         "tracemalloc",
-        (
-            "Compare two snapshots of tracemalloc, 1,000 steps apart: they name the lines that "
-            "allocate"
-        ),
+        "Compare two snapshots of tracemalloc, 1,000 steps apart: they name the lines that "
+        "allocate",
     ),
 )

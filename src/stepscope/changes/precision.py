@@ -39,10 +39,7 @@ CHANGES = (
     ),
     Change(
         "fp16",
-        (
-            'Run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a '
-            "GradScaler"
-        ),
+        'Run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a GradScaler',
         application=Application(
             Part("fix.remedies.precision:FP16"),
             Effect.RANDOM,  # dropout's kernels of 16 bits draw others

@@ -11,31 +11,23 @@ CHANGES = (
     ),
     Change(
         "more-environments",
-        (
-            "Step several environments at once under torch.inference_mode(), so that one forward "
-            "pass acts for all of them"
-        ),
+        "Step several environments at once under torch.inference_mode(), so that one forward "
+        "pass acts for all of them",
     ),
     Change(
         "generate-less",
-        (
-            "Generate less often, fewer samples or larger batches of them, under "
-            "torch.inference_mode()"
-        ),
+        "Generate less often, fewer samples or larger batches of them, under "
+        "torch.inference_mode()",
     ),
     Change(
         "inference-mode",
-        (
-            "Run passes without gradients under torch.inference_mode(), on larger batches or less"
-            " often"
-        ),
+        "Run passes without gradients under torch.inference_mode(), on larger batches or less"
+        " often",
     ),
     Change(
         "async-checkpoint",
-        (
-            "Save with torch.distributed.checkpoint.async_save: training goes on while files are "
-            "written"
-        ),
+        "Save with torch.distributed.checkpoint.async_save: training goes on while files are "
+        "written",
         predicted_as=("no-stalls=checkpoint",),
     ),
     Change(
@@ -47,10 +39,8 @@ CHANGES = (
     ),
     Change(
         "late-window",
-        (
-            "Record windows over the whole run (`stepscope run --every N`) and compare a late one"
-            " with an early one"
-        ),
+        "Record windows over the whole run (`stepscope run --every N`) and compare a late one"
+        " with an early one",
     ),
     Change("calibrate", "Run `stepscope calibrate` on the idle machine"),
     Change("stepscope-run", "Record the training with `stepscope run -- python train.py`"),

@@ -37,3 +37,8 @@ class Fix:
     environment: Environment | None = None
     values_of: ValuesOf | None = None
     accepts: Callable[[str], bool] | None = None
+
+
+def first_reason(*reasons: tuple[object, str]) -> str | None:
+    """Return the words of the first reason that holds, or None: the change may help here."""
+    return next((words for holds, words in reasons if holds), None)

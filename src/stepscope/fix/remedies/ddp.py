@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RefusedError
-from stepscope.fix.declaration import Fix
+from stepscope.fix.declaration import Fix, first_reason
 from stepscope.fix.proposal import Proposal, Script, set_arguments
 from stepscope.fix.python_source import PythonSource
 from stepscope.records.script_facts import Built, ScriptFacts
@@ -216,9 +216,8 @@ def _assignment(source: PythonSource, call: ast.Call) -> ast.Assign | None:
 
 
 def _why_not_bucket_view(facts: ScriptFacts, value: str) -> str | None:
-    if _all_have(facts, "gradient_as_bucket_view"):
-        return "gradients are views of the buckets already"
-    return None
+    views = _all_have(facts, "gradient_as_bucket_view")
+    return "gradients are views of the buckets already" if views else None
 
 
 BUCKET_VIEW = _switch_on("gradient_as_bucket_view", _why_not_bucket_view)
@@ -229,13 +228,12 @@ BUCKET_VIEW = _switch_on("gradient_as_bucket_view", _why_not_bucket_view)
 
 
 def _why_not_static_graph(facts: ScriptFacts, value: str) -> str | None:
-    if _all_have(facts, "static_graph"):
-        return "DDP already uses a static graph"
-    if facts.graph_changes:
-        return "the set of unused parameters changes from step to step"
-    if facts.synced_passes != facts.passes_per_step:
-        return "some passes run under no_sync(), which DDP does not support with a static graph"
-    return None
+    no_sync = "some passes run under no_sync(), which DDP does not support with a static graph"
+    return first_reason(
+        (_all_have(facts, "static_graph"), "DDP already uses a static graph"),
+        (facts.graph_changes, "the set of unused parameters changes from step to step"),
+        (facts.synced_passes != facts.passes_per_step, no_sync),
+    )
 
 
 STATIC_GRAPH = _switch_on("static_graph", _why_not_static_graph)
@@ -260,15 +258,10 @@ def _why_not_bucket_mb(facts: ScriptFacts, value: str) -> str | None:
 
 
 def _apply_bucket_mb(training: TrainingProcess, value: str) -> None:
-    _give_ddp(training, {"bucket_cap_mb": _number(value)}, _has_own_list)
+    def why_not(made: Made) -> str | None:
+        return _OWN_LIST if made.value("bucket_cap_mb_list") else None
 
-
-def _patch_bucket_mb(script: Script, value: str) -> Proposal:
-    return _write_ddp(script, {"bucket_cap_mb": str(_number(value))})
-
-
-def _has_own_list(made: Made) -> str | None:
-    return _OWN_LIST if made.value("bucket_cap_mb_list") else None
+    _give_ddp(training, {"bucket_cap_mb": _number(value)}, why_not)
 
 
 def _number(value: str) -> float:
@@ -280,7 +273,7 @@ BUCKET_MB = Fix(
     accepts=_is_size,
     fits=_with_ddp(_why_not_bucket_mb),
     apply=_apply_bucket_mb,
-    patch=_patch_bucket_mb,
+    patch=lambda script, value: _write_ddp(script, {"bucket_cap_mb": str(_number(value))}),
 )
 
 
@@ -295,13 +288,12 @@ _OWN_CAP = "the script sets bucket_cap_mb, which holds for the first bucket too.
 
 def _why_not_first_bucket_mb(facts: ScriptFacts, value: str) -> str | None:
     mib = float(value)
-    if any(_has_own_cap(built.options) for built in facts.of_kind("ddp")):
-        return _OWN_CAP
-    if mib == DEFAULT_FIRST_MIB:
-        return f"the first bucket holds {value} MiB already"
-    if facts.parameter_bytes <= min(mib, DEFAULT_FIRST_MIB) * MIB:
-        return "all gradients fit into the first bucket"
-    return None
+    fits = facts.parameter_bytes <= min(mib, DEFAULT_FIRST_MIB) * MIB
+    return first_reason(
+        (any(_has_own_cap(built.options) for built in facts.of_kind("ddp")), _OWN_CAP),
+        (mib == DEFAULT_FIRST_MIB, f"the first bucket holds {value} MiB already"),
+        (fits, "all gradients fit into the first bucket"),
+    )
 
 
 def _apply_first_bucket_mb(training: TrainingProcess, value: str) -> None:
@@ -358,11 +350,11 @@ _NEW, _OLD = "forward_sync_buffers", "broadcast_buffers"  # torch obeys the new 
 
 
 def _why_not_no_buffer_broadcast(facts: ScriptFacts, value: str) -> str | None:
-    if not facts.buffers:
-        return "the model has no buffers"
-    if not any(_broadcasts(built.options) for built in facts.of_kind("ddp")):
-        return "DDP does not broadcast buffers"
-    return None
+    broadcasts = any(_broadcasts(built.options) for built in facts.of_kind("ddp"))
+    return first_reason(
+        (not facts.buffers, "the model has no buffers"),
+        (not broadcasts, "DDP does not broadcast buffers"),
+    )
 
 
 def _apply_no_buffer_broadcast(training: TrainingProcess, value: str) -> None:
@@ -405,11 +397,10 @@ _SOURCE = _HookSource(
 
 
 def _why_not_compress_gradients(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device == "cpu":
-        return "torch allows bf16_compress_hook on CUDA devices with NCCL only"
-    if facts.dtypes and "float32" not in facts.dtypes:
-        return "no gradient is fp32"
-    return None
+    return first_reason(
+        (facts.device == "cpu", "torch allows bf16_compress_hook on CUDA devices with NCCL only"),
+        (facts.dtypes and "float32" not in facts.dtypes, "no gradient is fp32"),
+    )
 
 
 def _apply_compress_gradients(training: TrainingProcess, value: str) -> None:
@@ -421,14 +412,10 @@ def _apply_compress_gradients(training: TrainingProcess, value: str) -> None:
     _register(training, "gradients are exchanged in bf16", make)
 
 
-def _patch_compress_gradients(script: Script, value: str) -> Proposal:
-    return _write_registration(script, _SOURCE)
-
-
 COMPRESS_GRADIENTS = Fix(
     fits=_with_ddp(_why_not_compress_gradients),
     apply=_apply_compress_gradients,
-    patch=_patch_compress_gradients,
+    patch=lambda script, _value: _write_registration(script, _SOURCE),
 )
 
 
@@ -443,9 +430,7 @@ _WHOLE_STEPS = 10  # with whole gradients, before compression begins
 
 
 def _why_not_powersgd(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device == "cpu" or facts.backend == "gloo":
-        return _NEEDS_ORDER
-    return None
+    return _NEEDS_ORDER if facts.device == "cpu" or facts.backend == "gloo" else None
 
 
 def _apply_powersgd(training: TrainingProcess, value: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RefusedError
-from stepscope.fix.declaration import Fix
+from stepscope.fix.declaration import Fix, first_reason
 from stepscope.fix.proposal import Proposal, Script, add_path, add_setting, first_set
 from stepscope.fix.python_source import Edit, PythonSource
 from stepscope.records.processors import loaded_libraries
@@ -95,11 +95,10 @@ _FLUSH = "torch.set_flush_denormal(True)"
 
 
 def _why_not_flush_denormal(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device != "cpu":
-        return "the model is not on the CPU"
-    if facts.flushes_denormals:
-        return "denormal values are 0 already"
-    return None
+    return first_reason(
+        (facts.device != "cpu", "the model is not on the CPU"),
+        (facts.flushes_denormals, "denormal values are 0 already"),
+    )
 
 
 def _apply_flush_denormal(training: TrainingProcess, value: str) -> None:
@@ -130,11 +129,11 @@ _ONEDNN_SWITCH = "torch.backends.mkldnn"
 
 
 def _why_not_onednn(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device != "cpu":
-        return "the model is not on the CPU"
-    if facts.onednn is None:
-        return "this torch was built without oneDNN"
-    return "oneDNN is on already" if facts.onednn else None
+    return first_reason(
+        (facts.device != "cpu", "the model is not on the CPU"),
+        (facts.onednn is None, "this torch was built without oneDNN"),
+        (facts.onednn, "oneDNN is on already"),
+    )
 
 
 def _apply_onednn(training: TrainingProcess, value: str) -> None:
@@ -184,15 +183,11 @@ _CAPABILITY = "ATEN_CPU_CAPABILITY"
 
 
 def _why_not_vectors(facts: ScriptFacts, value: str) -> str | None:
-    if not facts.variables.get(_CAPABILITY):
-        return f"{_CAPABILITY} is not set, so torch already uses the widest vectors"
-    if facts.device != "cpu":
-        return "the model is not on the CPU"
-    return None
-
-
-def _environment_vectors(value: str, variables: Mapping[str, str]) -> dict[str, str | None]:
-    return {_CAPABILITY: None}
+    unset = f"{_CAPABILITY} is not set, so torch already uses the widest vectors"
+    return first_reason(
+        (not facts.variables.get(_CAPABILITY), unset),
+        (facts.device != "cpu", "the model is not on the CPU"),
+    )
 
 
 def _apply_vectors(training: TrainingProcess, value: str) -> None:
@@ -201,17 +196,13 @@ def _apply_vectors(training: TrainingProcess, value: str) -> None:
         training.did(f"{_CAPABILITY} is unset")
 
 
-def _patch_vectors(script: Script, value: str) -> Proposal:
-    return Proposal(
-        by_hand=(f"unset {_CAPABILITY} where the command is started, or the script sets it",)
-    )
-
-
 VECTORS = Fix(
     fits=_why_not_vectors,
     apply=_apply_vectors,
-    environment=_environment_vectors,
-    patch=_patch_vectors,
+    environment=lambda _value, _variables: {_CAPABILITY: None},
+    patch=lambda _script, _value: Proposal(
+        by_hand=(f"unset {_CAPABILITY} where the command is started, or the script sets it",)
+    ),
 )
 
 
@@ -223,14 +214,13 @@ _SEGMENTS = "expandable_segments"
 
 
 def _why_not_expandable_segments(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device != "cuda":
-        return "it needs a CUDA device"
     settings = facts.variables.get(first_set(facts.variables, *_ALLOC_CONF) or "", "")
-    if f"{_SEGMENTS}:True" in settings.replace(" ", ""):
-        return "segments are expandable already"
-    if "backend:cudaMallocAsync" in settings.replace(" ", ""):
-        return "cudaMallocAsync has no segments"
-    return None
+    settings = settings.replace(" ", "")
+    return first_reason(
+        (facts.device != "cuda", "it needs a CUDA device"),
+        (f"{_SEGMENTS}:True" in settings, "segments are expandable already"),
+        ("backend:cudaMallocAsync" in settings, "cudaMallocAsync has no segments"),
+    )
 
 
 def _environment_expandable_segments(
@@ -261,9 +251,8 @@ _GC_LINES = ("gc.collect()", "gc.freeze()")
 
 
 def _why_not_gc_freeze(facts: ScriptFacts, value: str) -> str | None:
-    if not facts.collects:
-        return "garbage collection is off, or its objects are frozen already"
-    return None
+    off = "garbage collection is off, or its objects are frozen already"
+    return None if facts.collects else off
 
 
 def _apply_gc_freeze(training: TrainingProcess, value: str) -> None:

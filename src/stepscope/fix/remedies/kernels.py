@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.declaration import Fix
+from stepscope.fix.declaration import Fix, first_reason
 from stepscope.fix.model_structure import is_compiled, torchs_forward
 from stepscope.fix.proposal import (
     Proposal,
@@ -28,13 +28,13 @@ _FORMATS = {4: "channels_last", 5: "channels_last_3d"}  # by the number of dimen
 
 
 def _why_not_channels_last(facts: ScriptFacts, value: str) -> str | None:
-    if not facts.convolves:
-        return "no module is a convolution"
-    if not facts.image_inputs:
-        return "no model is given images (floating tensors of four or five dimensions)"
-    if len(_kinds(facts)) != 1:
-        return "the models have convolutions of images and of volumes, and no format fits both"
-    return None
+    no_images = "no model is given images (floating tensors of four or five dimensions)"
+    both = "the models have convolutions of images and of volumes, and no format fits both"
+    return first_reason(
+        (not facts.convolves, "no module is a convolution"),
+        (not facts.image_inputs, no_images),
+        (len(_kinds(facts)) != 1, both),
+    )
 
 
 def _kinds(facts: ScriptFacts) -> set[int]:
@@ -156,15 +156,12 @@ CHANNELS_LAST = Fix(
 
 
 def _why_not_cudnn_benchmark(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device != "cuda":
-        return "it needs a CUDA device"
-    if not facts.convolves:
-        return "no module is a convolution"
-    if facts.cudnn_benchmark:
-        return "the script has it on already"
-    if facts.deterministic:
-        return "the script asks for deterministic algorithms"
-    return None
+    return first_reason(
+        (facts.device != "cuda", "it needs a CUDA device"),
+        (not facts.convolves, "no module is a convolution"),
+        (facts.cudnn_benchmark, "the script has it on already"),
+        (facts.deterministic, "the script asks for deterministic algorithms"),
+    )
 
 
 def _apply_cudnn_benchmark(training: TrainingProcess, value: str) -> None:
@@ -181,12 +178,10 @@ def _apply_cudnn_benchmark(training: TrainingProcess, value: str) -> None:
     training.when_root(switch)
 
 
-def _patch_cudnn_benchmark(script: Script, value: str) -> Proposal:
-    return set_switches(script, {"torch.backends.cudnn.benchmark": "True"})
-
-
 CUDNN_BENCHMARK = Fix(
-    fits=_why_not_cudnn_benchmark, apply=_apply_cudnn_benchmark, patch=_patch_cudnn_benchmark
+    fits=_why_not_cudnn_benchmark,
+    apply=_apply_cudnn_benchmark,
+    patch=lambda script, _value: set_switches(script, {"torch.backends.cudnn.benchmark": "True"}),
 )
 
 
@@ -194,15 +189,13 @@ _MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
 
 
 def _why_not_compile(facts: ScriptFacts, value: str) -> str | None:
-    if facts.compiled:
-        return "the script compiles its model already"
-    if not facts.roots:
-        return "stepscope saw no call of a model"
-    if facts.no_compiler:
-        return facts.no_compiler
-    if value == "reduce-overhead" and facts.device != "cuda":
-        return "it captures CUDA graphs, so it needs a CUDA device"
-    return None
+    graphs_elsewhere = value == "reduce-overhead" and facts.device != "cuda"
+    return first_reason(
+        (facts.compiled, "the script compiles its model already"),
+        (not facts.roots, "stepscope saw no call of a model"),
+        (facts.no_compiler, facts.no_compiler or ""),
+        (graphs_elsewhere, "it captures CUDA graphs, so it needs a CUDA device"),
+    )
 
 
 def _apply_compile(training: TrainingProcess, value: str) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.cores import share_of_cores
-from stepscope.fix.declaration import Fix
+from stepscope.fix.declaration import Fix, first_reason
 from stepscope.fix.proposal import Proposal, Script, set_arguments
 from stepscope.fix.python_source import PythonSource
 from stepscope.records.script_facts import Built, ScriptFacts
@@ -130,18 +130,13 @@ def _apply_loader_workers(training: TrainingProcess, value: str) -> None:
     count = int(value)
 
     def why_not(made: Made) -> str | None:
-        if not count:
-            _without_workers(made)
-            return None
-        return _why_no_workers(made, count)
+        if count:
+            return _why_no_workers(made, count)
+        for argument in _OF_WORKERS:  # torch refuses them where there are no workers
+            made.arguments.pop(argument, None)
+        return None
 
     _set_in_loaders(training, "num_workers", count, why_not)
-
-
-def _without_workers(made: Made) -> None:
-    """torch refuses arguments of workers where there are none."""
-    for argument in _OF_WORKERS:
-        made.arguments.pop(argument, None)
 
 
 def _why_no_workers(made: Made, count: int) -> str | None:
@@ -190,25 +185,18 @@ def _why_not_persistent_workers(facts: ScriptFacts, value: str) -> str | None:
     loaders = _with_workers(facts)
     if isinstance(loaders, str):
         return loaders
-    if all(built.options.get("persistent_workers") for built in loaders):
-        return "the workers already persist"
-    if all(built.begun < 2 for built in loaders):
-        return "no second epoch began in these steps, so its gain cannot be measured"
-    return None
-
-
-def _apply_persistent_workers(training: TrainingProcess, value: str) -> None:
-    _set_for_workers(training, "persistent_workers", True)
-
-
-def _patch_persistent_workers(script: Script, value: str) -> Proposal:
-    return _patch_loaders(script, "persistent_workers", "True")
+    persist = all(built.options.get("persistent_workers") for built in loaders)
+    one_epoch = "no second epoch began in these steps, so its gain cannot be measured"
+    return first_reason(
+        (persist, "the workers already persist"),
+        (all(built.begun < 2 for built in loaders), one_epoch),
+    )
 
 
 PERSISTENT_WORKERS = Fix(
     fits=_why_not_persistent_workers,
-    apply=_apply_persistent_workers,
-    patch=_patch_persistent_workers,
+    apply=lambda training, _value: _set_for_workers(training, "persistent_workers", True),
+    patch=lambda script, _value: _patch_loaders(script, "persistent_workers", "True"),
 )
 
 
@@ -224,19 +212,11 @@ def _why_not_prefetch_factor(facts: ScriptFacts, value: str) -> str | None:
     return None
 
 
-def _apply_prefetch_factor(training: TrainingProcess, value: str) -> None:
-    _set_for_workers(training, "prefetch_factor", int(value))
-
-
-def _patch_prefetch_factor(script: Script, value: str) -> Proposal:
-    return _patch_loaders(script, "prefetch_factor", value)
-
-
 PREFETCH_FACTOR = Fix(
     accepts=lambda value: value.isdecimal() and int(value) > 0,
     fits=_why_not_prefetch_factor,
-    apply=_apply_prefetch_factor,
-    patch=_patch_prefetch_factor,
+    apply=lambda training, value: _set_for_workers(training, "prefetch_factor", int(value)),
+    patch=lambda script, value: _patch_loaders(script, "prefetch_factor", value),
 )
 
 
@@ -251,11 +231,10 @@ _ON_THE_HOST = "cpu"
 
 
 def _why_not_pin_memory(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device != "cuda":
-        return "it needs a CUDA device"
-    if not _training_loaders(facts):
-        return _NO_LOADER
-    return None
+    return first_reason(
+        (facts.device != "cuda", "it needs a CUDA device"),
+        (not _training_loaders(facts), _NO_LOADER),
+    )
 
 
 def _apply_pin_memory(training: TrainingProcess, value: str) -> None:

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RefusedError
-from stepscope.fix.declaration import Fix
+from stepscope.fix.declaration import Fix, first_reason
 from stepscope.fix.model_structure import checkpoint_switch, find_blocks
 from stepscope.fix.proposal import (
     Proposal,
@@ -28,13 +28,11 @@ _TWICE = "the blocks update running statistics, which would count each batch twi
 
 
 def _why_not_activation_checkpointing(facts: ScriptFacts, value: str) -> str | None:
-    if facts.blocks is None:
-        return "the model has no repeated blocks"
-    if facts.checkpointed:
-        return "the script checkpoints its blocks already"
-    if facts.block_statistics:
-        return _TWICE
-    return None
+    return first_reason(
+        (facts.blocks is None, "the model has no repeated blocks"),
+        (facts.checkpointed, "the script checkpoints its blocks already"),
+        (facts.block_statistics, _TWICE),
+    )
 
 
 def _apply_activation_checkpointing(training: TrainingProcess, value: str) -> None:
@@ -53,17 +51,13 @@ def _apply_activation_checkpointing(training: TrainingProcess, value: str) -> No
             )
             tell(f"{type(model).__name__}: gradient_checkpointing_enable()")
             return
-        _checkpoint(blocks.modules)
+        from torch.utils.checkpoint import checkpoint
+
+        for block in blocks.modules:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         tell(f"{len(blocks.modules)} blocks of type {blocks.type} recompute their activations")
 
     training.when_root(change)
-
-
-def _checkpoint(blocks: tuple[Any, ...]) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def _patch_activation_checkpointing(script: Script, value: str) -> Proposal:
@@ -113,13 +107,12 @@ _COMPILED = (
 
 
 def _why_not_save_memory(facts: ScriptFacts, value: str) -> str | None:
-    if facts.compiled:
-        return _COMPILED
-    if facts.checkpointed:
-        return "the script already checkpoints its blocks, which then save little else"
-    if not facts.roots:
-        return "stepscope saw no call of a model"
-    return None
+    checkpointed = "the script already checkpoints its blocks, which then save little else"
+    return first_reason(
+        (facts.compiled, _COMPILED),
+        (facts.checkpointed, checkpointed),
+        (not facts.roots, "stepscope saw no call of a model"),
+    )
 
 
 def _apply_save_memory(training: TrainingProcess, value: str) -> None:

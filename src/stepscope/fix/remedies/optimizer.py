@@ -228,12 +228,6 @@ FUSED_OPTIMIZER = Fix(
 _NAME = "zero_grad"
 
 
-def _why_not_set_to_none(facts: ScriptFacts, value: str) -> str | None:
-    if not facts.zero_grad:
-        return "no call of zero_grad keeps the memory of gradients"
-    return None
-
-
 def _apply_set_to_none(training: TrainingProcess, value: str) -> None:
     import torch
 
@@ -310,4 +304,10 @@ def _zero_grad_edits(source: PythonSource) -> tuple[Edit, ...]:
     return tuple(edit for edit in edits if edit is not None)
 
 
-SET_TO_NONE = Fix(fits=_why_not_set_to_none, apply=_apply_set_to_none, patch=_patch_set_to_none)
+SET_TO_NONE = Fix(
+    fits=lambda facts, _value: (
+        None if facts.zero_grad else "no call of zero_grad keeps the memory of gradients"
+    ),
+    apply=_apply_set_to_none,
+    patch=_patch_set_to_none,
+)

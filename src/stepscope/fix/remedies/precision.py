@@ -14,7 +14,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.errors import RefusedError
-from stepscope.fix.declaration import Fix
+from stepscope.fix.declaration import Fix, first_reason
 from stepscope.fix.proposal import Proposal, Script, set_switches
 from stepscope.fix.python_source import Edit, PythonSource
 from stepscope.records.script_facts import Frame, ScriptFacts, TrainingPass
@@ -35,17 +35,14 @@ _NEWER = "the script sets precision with torch.backends.*.fp32_precision. Choose
 
 
 def _why_not_tf32(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device != "cuda":
-        return "it needs a CUDA device"
-    if facts.dtypes and "float32" not in facts.dtypes:
-        return "no parameter is fp32"
-    if facts.autocast:
-        return f"the script's matmuls already run in {facts.autocast}"
-    if facts.matmul_precision == "mixed":
-        return _NEWER
-    if facts.matmul_precision != "highest" and facts.conv_tf32:
-        return "the script already uses TF32"
-    return None
+    switched = facts.matmul_precision != "highest" and facts.conv_tf32
+    return first_reason(
+        (facts.device != "cuda", "it needs a CUDA device"),
+        (facts.dtypes and "float32" not in facts.dtypes, "no parameter is fp32"),
+        (facts.autocast, f"the script's matmuls already run in {facts.autocast}"),
+        (facts.matmul_precision == "mixed", _NEWER),
+        (switched, "the script already uses TF32"),
+    )
 
 
 def _apply_tf32(training: TrainingProcess, value: str) -> None:
@@ -81,16 +78,15 @@ TF32 = Fix(fits=_why_not_tf32, apply=_apply_tf32, patch=_patch_tf32)
 
 
 def why_not_autocast(facts: ScriptFacts) -> str | None:
-    if facts.autocast:
-        return f"the script uses autocast itself ({facts.autocast})"
-    if facts.dtypes and "float32" not in facts.dtypes:
-        return "no parameter is fp32"
-    if facts.roots and not facts.passes:
-        return (
-            "stepscope saw no backward pass after a call of the model, so it does not know where "
-            "the loss ends"
-        )
-    return None
+    unseen = (
+        "stepscope saw no backward pass after a call of the model, so it does not know where the "
+        "loss ends"
+    )
+    return first_reason(
+        (facts.autocast, f"the script uses autocast itself ({facts.autocast})"),
+        (facts.dtypes and "float32" not in facts.dtypes, "no parameter is fp32"),
+        (facts.roots and not facts.passes, unseen),
+    )
 
 
 def _enter_until_backward(
@@ -223,12 +219,11 @@ def _has_autocast(found: _ForwardStatements) -> bool:
 
 
 def _why_not_bf16(facts: ScriptFacts, value: str) -> str | None:
-    if facts.bf16 is False:
-        device = "CPU" if facts.device == "cpu" else "GPU"
-        return f"this {device} has no instructions for bf16 matmuls"
-    if facts.of_kind("scaler"):
-        return "the script has its own GradScaler, which bf16 does not need"
-    return why_not_autocast(facts)
+    device = "CPU" if facts.device == "cpu" else "GPU"
+    return first_reason(
+        (facts.bf16 is False, f"this {device} has no instructions for bf16 matmuls"),
+        (facts.of_kind("scaler"), "the script has its own GradScaler, which bf16 does not need"),
+    ) or why_not_autocast(facts)
 
 
 def _patch_bf16(script: Script, value: str) -> Proposal:
@@ -247,6 +242,9 @@ BF16 = Fix(
 #
 # The loss is scaled when backward begins. Gradients are unscaled before they are clipped, at the
 # latest when the optimizer steps; a step with infinite gradients is skipped.
+
+
+_FP16_PARAMETERS = "parameters are fp16, so their gradients cannot be unscaled"
 
 
 class _LossScaling:
@@ -289,7 +287,7 @@ class _LossScaling:
             self._give_up("the script has several optimizers")
             return
         if any(p.dtype == torch.float16 for p in _parameters_of([made.object])):
-            self._give_up("parameters are fp16, so their gradients cannot be unscaled")
+            self._give_up(_FP16_PARAMETERS)
             return
         self._optimizer = made.object
         original = made.object.step
@@ -371,19 +369,16 @@ class _MethodCall(NamedTuple):
 
 
 def _why_not_fp16(facts: ScriptFacts, value: str) -> str | None:
-    if facts.device != "cuda":
-        return "it needs a CUDA device"
-    if facts.of_kind("scaler"):
-        return "the script has its own GradScaler"
-    if len(facts.of_kind("optimizer")) != 1:
-        return f"it needs one torch optimizer, but the script has {len(facts.of_kind('optimizer'))}"
-    if facts.closure:
-        return "the optimizer computes the loss in a closure"
-    if "float16" in facts.dtypes:
-        return "parameters are fp16, so their gradients cannot be unscaled"
-    if any(name.startswith(("FSDP", "FullySharded")) for name in facts.modules):
-        return "sharded gradients need FSDP's own scaler"
-    return why_not_autocast(facts)
+    count = len(facts.of_kind("optimizer"))
+    sharded = any(name.startswith(("FSDP", "FullySharded")) for name in facts.modules)
+    return first_reason(
+        (facts.device != "cuda", "it needs a CUDA device"),
+        (facts.of_kind("scaler"), "the script has its own GradScaler"),
+        (count != 1, f"it needs one torch optimizer, but the script has {count}"),
+        (facts.closure, "the optimizer computes the loss in a closure"),
+        ("float16" in facts.dtypes, _FP16_PARAMETERS),
+        (sharded, "sharded gradients need FSDP's own scaler"),
+    ) or why_not_autocast(facts)
 
 
 def _apply_fp16(training: TrainingProcess, value: str) -> None:
