@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from stepscope.explain.budget import stall_parts
 from stepscope.explain.findings import sort_findings
-from stepscope.explain.findings.communication import exposed_communication
+from stepscope.explain.findings.communication import exposed_communication, with_share
 from stepscope.explain.findings.evidence import LOW
-from stepscope.explain.findings.loop import irregular_stalls, periodic_stall
+from stepscope.explain.findings.loop import find_periodic_stall, irregular_stalls, periodic_stall
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.explanation import Budget, Finding, RankExplanation
 from stepscope.records.run import STALL_CAUSES, RankRun, Stall, StallCause
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.step.arrays import Floats, Int64s
 
 
-_OF_UNKNOWN = {module.RULE.id: module.find_in for module in (irregular_stalls, periodic_stall)}
+_OF_UNKNOWN = {irregular_stalls.id: irregular_stalls.judge, periodic_stall.id: find_periodic_stall}
 _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
 
 
@@ -175,9 +175,9 @@ def _with_most(rank: RankExplanation, most_ms: float) -> RankExplanation:
 
 def _judge_by_budget(finding: Finding, budget: Budget) -> Finding | None:
     """Communication by what is left of it; None where that is little."""
-    if finding.id != exposed_communication.RULE.id:
+    if finding.id != exposed_communication.id:
         return finding
     share = sum(part.share for part in budget.parts if part.id == _COMM)
     if share < LOW:
         return None
-    return exposed_communication.with_share(finding, share, budget.step_ms)
+    return with_share(finding, share, budget.step_ms)

@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.explain.findings import healthy, sort_findings
-from stepscope.explain.findings.memory import memory_leak, memory_near_limit
-from stepscope.explain.findings.memory.fragmentation import find_in as find_fragmentation
+from stepscope.explain.findings import sort_findings
+from stepscope.explain.findings.healthy import healthy
+from stepscope.explain.findings.memory import find_leak, fragmentation, memory_near_limit
 from stepscope.explain.host_calls import is_library
 from stepscope.explain.incomplete_ranks import MEMORY_ONLY, SERVER_ONLY, untimed_rank
 from stepscope.explain.memory.captured import fragmentation_of
 from stepscope.explain.memory.lifetimes import thinned
-from stepscope.explain.memory.theory import biggest, held_words
+from stepscope.explain.memory.model import biggest, held_words
 from stepscope.explain.memory.traced import largest_sites
 from stepscope.explain.parameter_server import summarise_together
 from stepscope.records import remedies
@@ -82,12 +82,12 @@ def refuse_mixtures(ranks: Sequence[RankExplanation]) -> None:
 
 def find_in_memory(memory: Memory) -> tuple[Finding, ...]:
     """The most severe first; with nothing wrong, what the memory holds."""
-    rules = (memory_near_limit.find_in, find_fragmentation, memory_leak.find_in)
+    rules = (memory_near_limit.judge, fragmentation.judge, find_leak)
     problems = [finding for find in rules if (finding := find(memory))]
     reserved = f" of {size(memory.reserved_bytes)} reserved" if memory.reserved_bytes else ""
     return sort_findings(
         [
-            healthy.RULE.finding(
+            healthy.finding(
                 title="Memory",
                 share=0.0,
                 of="memory",
@@ -457,7 +457,7 @@ def explain_server(path: Path, name: str) -> RankExplanation:
         kind="cpu",
         events=sum(shard.updates + shard.pulls for shard in summary.shards) + summary.updates,
         findings=(
-            healthy.RULE.finding(
+            healthy.finding(
                 title="Parameter server",
                 share=0.0,
                 of="run",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.predict.step_context import ACCUMULATE, StepContext
+from stepscope.predict.step_context import ACCUMULATE, StepContext, in_step
 from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS, CollectiveCalls, Group
 from stepscope.records.strategies import RankFullySharded, RankPipeline, RankTensorParallel
@@ -22,7 +22,6 @@ from stepscope.step.correct import scale_host
 from stepscope.step.edit import scale_tasks
 from stepscope.step.graph import Phase, StepGraph
 from stepscope.step.statistics import median
-from stepscope.step.steps import step_of
 from stepscope.step.work import Kind, rows_named
 from stepscope.trace.links import distinct, nearest_of
 
@@ -260,28 +259,6 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
     def __len__(self) -> int:
         return len(self.ready)
-
-
-def step_window(context: StepContext) -> tuple[int, int]:
-    """The step of the trace that the graph's calls were taken from."""
-    host, rows = context.trace.host, context.graph.calls.row
-    rows = rows[rows >= 0]
-    start = host.start_ns[rows]
-    steps = context.steps.steps
-    if not len(rows):
-        return 0, 0
-    number = int(step_of(steps, start.max(keepdims=True))[0]) if steps else -1
-    if number >= 0:
-        return steps[number].start_ns, steps[number].start_ns + steps[number].dur_ns
-    return int(start.min()), int((start + host.dur_ns[rows]).max())
-
-
-def in_step(context: StepContext) -> Flags:
-    """Events of the host that start in this step."""
-    start = context.trace.host.start_ns
-    begin, end = step_window(context)
-    inside: Flags = (start >= begin) & (start < end)
-    return inside
 
 
 def rows_in_step(context: StepContext, names: tuple[str, ...]) -> NDArray[np.intp]:

@@ -421,19 +421,9 @@ LIGHTER_PROFILE = _add("lighter-profile", "Record fewer steps, or leave out shap
 RESERVED = frozenset(
     remedy.id
     for remedy in (
-        FOREACH_OPTIMIZER,
-        SET_TO_NONE,
-        CUDNN_BENCHMARK,
-        SDPA,
-        PREFETCH_FACTOR,
-        CPU_ALLOCATOR,
-        FIRST_BUCKET_MB,
-        TUNED_BUCKETS,
-        BUCKET_VIEW,
-        STATIC_GRAPH,
-        COMPRESS_GRADIENTS,
-        POWERSGD,
-        NO_BUFFER_BROADCAST,
+        *(FOREACH_OPTIMIZER, SET_TO_NONE, CUDNN_BENCHMARK, SDPA, PREFETCH_FACTOR, CPU_ALLOCATOR),
+        *(FIRST_BUCKET_MB, TUNED_BUCKETS, BUCKET_VIEW, STATIC_GRAPH, COMPRESS_GRADIENTS),
+        *(POWERSGD, NO_BUFFER_BROADCAST),
     )
 )
 

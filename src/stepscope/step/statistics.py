@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepscope.records.normal import NORMAL_MAD
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -42,14 +44,11 @@ def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
     return middle
 
 
-OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
-
-
 def spread(values: Floats) -> float:
     """Robust standard deviation."""
     if not len(values):
         return 0.0
-    return OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
+    return NORMAL_MAD * float(np.median(np.abs(values - np.median(values))))
 
 
 def block_medians(values: Floats, size: int) -> Floats:

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.step.statistics import OF_NORMAL, spread
+from stepscope.records.normal import NORMAL_MAD
+from stepscope.step.statistics import spread
 
 if TYPE_CHECKING:
     from stepscope.explain.job.hosts import HostColumns
@@ -190,7 +191,7 @@ def _late_always(arrival_ns: Floats, place: int, excess: float, p_value: float) 
 def _test_always(arrival_ns: Floats, step_ns: float) -> _Always:
     since = arrival_ns - np.median(arrival_ns, axis=1, keepdims=True)
     middle = np.median(since, axis=0)
-    noise = OF_NORMAL * float(np.median(np.abs(since - middle)))
+    noise = NORMAL_MAD * float(np.median(np.abs(since - middle)))
     since = np.clip(since, middle - _CLIPPED * noise, middle + _CLIPPED * noise)
     blocks = np.array_split(since, min(_MOST_BLOCKS, max(4, len(since) // _BLOCK)))
     means = np.array([block.mean(axis=0) for block in blocks])
@@ -258,7 +259,7 @@ def _stands_apart(excess_ns: Floats, place: int) -> bool:
 
 def _sticking_out(calm: Floats, arrival_ns: Floats, step_ns: float) -> Bools:
     """Steps that waited for this rank, and for far longer than usual."""
-    noise = OF_NORMAL * float(np.median(np.median(np.abs(calm), axis=0)))
+    noise = NORMAL_MAD * float(np.median(np.median(np.abs(calm), axis=0)))
     last = np.zeros(calm.shape, np.bool_)
     last[np.arange(len(calm)), arrival_ns.argmax(axis=1)] = True
     out: Bools = last & (calm > max(_STICKS_OUT * noise, _LEAST_SINGLE * step_ns))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.memory.theory import STAGES, bytes_per_parameter
+from stepscope.explain.memory.model import STAGES, bytes_per_parameter
 from stepscope.explain.strategies.evidence import common_size, compute_before, mean
 from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS

@@ -22,7 +22,6 @@ from stepscope.predict.autocast import (
     may_convolve_in_tf32,
     retime_elements,
 )
-from stepscope.predict.compiling.compiled_host import is_compiled, launch_ns
 from stepscope.predict.declaration import (
     NothingToChange,
     Outcome,
@@ -40,7 +39,7 @@ from stepscope.predict.kernel_costs import (
 )
 from stepscope.predict.operator_library import ProbedStep, find_probed
 from stepscope.predict.peaks import peak_of
-from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_context import StepContext, is_compiled, launch_ns
 from stepscope.predict.step_spans import find_before_training
 from stepscope.predict.tensor_cores import (
     find_alignment,

@@ -546,7 +546,7 @@ def predict_server(runs: Sequence[Path], settings: Sequence[Setting]) -> Tried:
     """The consistency asked for, or the usual ones. Raises UsageError for other changes, and
     NotCapturedError for too few workers or steps."""
     from stepscope.predict.declaration import Refused
-    from stepscope.predict.parameter_server_run import ServerRun
+    from stepscope.predict.parameter_server import ServerRun
 
     if len(settings) > 1 or any(setting.name != "consistency" for setting in settings):
         raise UsageError(
