@@ -265,7 +265,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that may help (records/remedies.py), with its predicted saving where known, and the
+    """Something that may help (changes/), with its predicted saving where known, and the
     measured one where `tune` has tried it."""
 
     id: str

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.normal import NORMAL_MAD
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Floats
+from stepscope.step.arrays import Floats
 
 
 def quantile(values: NDArray[Any] | Sequence[float], share: float) -> float:

@@ -14,11 +14,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.normal import NORMAL_MAD
+from stepscope.step.arrays import Bools, Floats
 from stepscope.step.statistics import spread
 
 if TYPE_CHECKING:
     from stepscope.explain.job.hosts import HostColumns
-    from stepscope.step.arrays import Bools, Floats
 
 
 # A rank is late **now and then** when single steps stick out of the noise of all ranks, and so much
@@ -167,25 +167,21 @@ def _always_late(
         arrived = float(as_it_was.excess_ns[place])
         # No lateness but what the rank arrived with, as far as that is known.
         excess = min(float(test.excess_ns[place]), max(arrived, LEAST_LATE * step_ns))
-        rank = _late_always(arrival_ns, place, excess, float(test.p_value[place]))
+        without = arrival_ns.copy()
+        without[:, place] -= excess
+        late_ns = arrival_ns[:, place] - median_of_others(arrival_ns)[:, place]
+        rank = LateRank(
+            place=place,
+            constant=True,
+            excess_ns=excess,
+            arrived_ns=excess,
+            cost_ns=gain(arrival_ns, without),
+            late=late_ns > 0,
+            p_value=float(test.p_value[place]),
+        )
         for_cores = max(0.0, arrived - excess) if test is with_cores else 0.0
         late_ranks.append(replace(rank, arrived_ns=arrived, for_cores_ns=for_cores))
     return late_ranks, least_ns
-
-
-def _late_always(arrival_ns: Floats, place: int, excess: float, p_value: float) -> LateRank:
-    without = arrival_ns.copy()
-    without[:, place] -= excess
-    late_ns = arrival_ns[:, place] - median_of_others(arrival_ns)[:, place]
-    return LateRank(
-        place=place,
-        constant=True,
-        excess_ns=excess,
-        arrived_ns=excess,
-        cost_ns=gain(arrival_ns, without),
-        late=late_ns > 0,
-        p_value=p_value,
-    )
 
 
 def _test_always(arrival_ns: Floats, step_ns: float) -> _Always:
