@@ -25,7 +25,7 @@ import numpy as np
 
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.engine import Bench
-from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.predict.whatifs import parse_setting, predict_change
 from stepscope.records.rank import MeasuredSteps, RankInputs
 from stepscope.step.correct import (
     WITH_SHAPES,
@@ -35,10 +35,9 @@ from stepscope.step.correct import (
     scale_host,
     without_profiler,
 )
-from stepscope.step.graph import Phase
+from stepscope.step.graph import Phase, typical_step
 from stepscope.step.replay import STEPS, replay, step_ns
 from stepscope.step.steps import find_steps
-from stepscope.step.typical import typical_step
 from stepscope.step.work import find_work
 from stepscope.trace.read import read_trace
 
@@ -228,7 +227,7 @@ def _speed(traces: dict[str, Trace]) -> dict[str, float]:
     graph, times = bench.context.graph, 1
     while graph.size < TASKS:
         times *= 2
-        graph = WHATIFS["accumulate"].apply(bench.context, str(times)).context.graph
+        graph = predict_change("accumulate", bench.context, str(times)).context.graph
     found: dict[str, float] = {"tasks": graph.size}
     for name, run, steps in (("every task", replay, 1), ("the step alone", step_ns, STEPS)):
         took = []

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benches import analyse
 from stepscope import explain_rank
-from stepscope.explain.cpu_use import free_threads, idle_cores, measure_cpu_use, speedup
-from stepscope.explain.findings import BESIDE_OTHERS
-from stepscope.explain.findings.device import slow_products
-from stepscope.explain.findings.host import thread_oversubscription
+from stepscope.explain.cpu_use import CpuUse, free_threads, idle_cores, measure_cpu_use, speedup
+from stepscope.explain.findings import BESIDE_OTHERS, matmuls, threads
 from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.verdict import judge
+from stepscope.records.explanation import Finding, RankExplanation
 from stepscope.records.hardware import Profile
 from stepscope.records.job import RankFolder
-from stepscope.records.rank import RankInputs
+from stepscope.records.rank import RankInputs, StepColumns
+from stepscope.records.rank_facts import HostLoad, PlainSteps
 from stepscope.records.source_lines import Place, StackSamples
+from stepscope.records.trace import Trace
 from stepscope.step.correct import event_cost_ns
 
 from .build import kernel, op, step
+from .conftest import Read
 from .cpu_steps import CROWDED, LARGE, SECOND, SLOW, SMALL, counters, load_of, steps
 from .whole_run.columns import columns
-
-if TYPE_CHECKING:
-    from stepscope.explain.cpu_use import CpuUse
-    from stepscope.records.explanation import Finding, RankExplanation
-    from stepscope.records.rank import StepColumns
-    from stepscope.records.rank_facts import HostLoad, PlainSteps
-    from stepscope.records.trace import Trace
-
-    from .conftest import Read
 
 
 def profile_of(**changes: Any) -> Profile:
@@ -235,7 +228,7 @@ def test_without_waits_many_switches_are_the_evidence(read: Read) -> None:
     trace = read(steps([LARGE], count=8, stall=60_000), device=None)
     often = load_of(counters(**told, involuntary=10_000), threads=8)
     seldom = load_of(counters(**told, involuntary=10), threads=8)
-    assert thread_oversubscription.MANY_SWITCHES == 50
+    assert threads.MANY_SWITCHES == 50
     assert found(explained(trace, often), "thread-oversubscription")
     assert found(explained(trace, seldom), "thread-oversubscription") is None
 
@@ -323,10 +316,10 @@ def test_without_a_calibration_the_traces_best_product_is_the_roof(read: Read) -
 
 
 def test_a_plain_loop_is_named() -> None:
-    assert slow_products._list_reasons(None, ["aten::mm", "aten::_slow_conv2d_forward"]) == [
+    assert matmuls._list_reasons(None, ["aten::mm", "aten::_slow_conv2d_forward"]) == [
         "aten::_slow_conv2d_forward: PyTorch's own loop, not a vectorised library kernel"
     ]
-    assert slow_products._list_reasons(None, ["aten::mkldnn_convolution"]) == []
+    assert matmuls._list_reasons(None, ["aten::mkldnn_convolution"]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
-"""Each finding appears where its cause is, and is named like its file."""
+"""Each finding appears where its cause is, and is named like its function."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stepscope.explain import findings as findings_room
 from stepscope.explain.findings import FINDINGS, load_rules
+from stepscope.records.explanation import Finding, RankExplanation
 
 from .build import (
     Events,
@@ -22,11 +22,7 @@ from .build import (
     overhead,
     step,
 )
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding, RankExplanation
-
-    from .conftest import Explain
+from .conftest import Explain
 
 ROOM = Path(findings_room.__file__).parent
 
@@ -112,10 +108,13 @@ def test_finding_does_not_appear_on_a_healthy_run(explained: Explain, name: str)
     assert name not in {each.id for each in explained(*CASES["healthy"]).findings}
 
 
-def test_every_file_of_the_room_declares_the_finding_it_is_named_after() -> None:
-    files = {path.stem for path in ROOM.rglob("*.py")} - {"__init__", "evidence", "rule"}
+def test_every_finding_that_a_file_of_the_room_declares_is_listed_by_its_name() -> None:
+    files = [path for path in ROOM.glob("*.py") if path.stem != "evidence"]
+    declared = [
+        name for path in files for name in re.findall(r"\n@rule\(.*\ndef (\w+)", path.read_text())
+    ]
     listed = [name.rpartition(".")[2] for names in FINDINGS.values() for name in names]
-    assert sorted(listed) == sorted(files)
+    assert sorted(listed) == sorted(declared)
     for scope, names in FINDINGS.items():
         rules = load_rules(scope)
         assert [rule.id.replace("-", "_") for rule in rules] == [
@@ -123,7 +122,7 @@ def test_every_file_of_the_room_declares_the_finding_it_is_named_after() -> None
         ]
         assert {rule.scope for rule in rules} == {scope}
         assert all(rule.title for rule in rules)
-    assert {name.replace("-", "_") for name in CASES} <= files
+    assert {name.replace("-", "_") for name in CASES} <= {*listed}
 
 
 def test_every_finding_is_tested() -> None:

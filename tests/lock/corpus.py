@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent.parent
 GOLDEN = TESTS / "golden"
 RUNS = Path(__file__).parent / "runs"
+SCRIPTS = Path(__file__).parent / "scripts"
 SHARED = TESTS.parent.parent / "shared/traces"
 SETTINGS_OF = (
     "h200-resnet18",
@@ -41,6 +42,15 @@ def questions(scratch: Path) -> Iterator[Question]:
         for first, second in pairwise(inputs):
             name = f"{group}/{first}/compare-{second}"
             yield Question(name, folder, ("compare", first, second, "--json", "--no-cache"))
+    for arguments in (("whatif", "--list"), ("tune", "--list"), ("run", "--with", "list")):
+        yield Question(f"changes/{arguments[0]}", scratch, arguments)
+    for verb in ("whatif", "tune"):
+        yield Question(f"changes/{verb}-json", scratch, (verb, "--list", "--json"))
+    for change in changes():
+        yield Question(f"changes/why-{change}", scratch, ("why", change))
+    for script in sorted(SCRIPTS.iterdir()):
+        for device in ("cpu", "cuda"):
+            yield Question(f"patch/{script.stem}-{device}", scratch, ("patch", str(script), device))
 
 
 def groups(scratch: Path) -> Iterator[tuple[str, Path, list[str]]]:
@@ -73,14 +83,20 @@ def about(name: str, folder: Path, one: str) -> Iterator[Question]:
             yield Question(f"{name}/whatif-{setting}", folder, words)
 
 
+def changes() -> list[str]:
+    from stepscope.changes import APPLIED_AS, CHANGES
+
+    return sorted({*CHANGES, *APPLIED_AS})
+
+
 def usual_settings() -> list[str]:
-    from stepscope.predict.whatifs import WHATIFS
+    from stepscope.changes import PREDICTED
 
     more = ["workers=8", "hosts=2", "zero=1", "latency=2", "gpu=H100 SXM", "fuse=8", "accumulate=4"]
     return more + [
         f"{name}={value}" if value else name
-        for name, whatif in WHATIFS.items()
-        for value in whatif.usual or ([""] if not whatif.takes_value else [])
+        for name, change in PREDICTED.items()
+        for value in change.usual or ([""] if not change.takes_value else [])
     ]
 
 

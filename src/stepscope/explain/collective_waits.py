@@ -5,27 +5,21 @@ waits that only the profiler caused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.budget import stall_parts
 from stepscope.explain.findings import sort_findings
-from stepscope.explain.findings.communication import exposed_communication
+from stepscope.explain.findings.communication import exposed_communication, with_share
 from stepscope.explain.findings.evidence import LOW
-from stepscope.explain.findings.loop import irregular_stalls, periodic_stall
+from stepscope.explain.findings.loop import find_periodic_stall, irregular_stalls, periodic_stall
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.explanation import Budget, Finding, RankExplanation
-from stepscope.records.run import STALL_CAUSES, RankRun, Stall, StallCause
+from stepscope.records.run import STALL_CAUSES, RankRun, StallCause
+from stepscope.step.arrays import Floats, Int64s
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Floats, Int64s
-
-
-_OF_UNKNOWN = {module.RULE.id: module.find_in for module in (irregular_stalls, periodic_stall)}
+_OF_UNKNOWN = {irregular_stalls.id: irregular_stalls.judge, periodic_stall.id: find_periodic_stall}
 _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
 
 
@@ -51,15 +45,11 @@ def _with_waits(
     run = divide_unknown(rank.run, numbers, wait_ns, error_ns)
     if run is rank.run:
         return rank
-    findings = _judge_by_run(rank.findings, run)
-    return replace(rank, run=run, budget=_shown(rank.budget, run), findings=findings)
-
-
-def _judge_by_run(findings: tuple[Finding, ...], run: RankRun) -> tuple[Finding, ...]:
-    """The findings that looked at stalls without a known cause look once more."""
-    others = [finding for finding in findings if finding.id not in _OF_UNKNOWN]
+    # The findings that looked at stalls without a known cause look once more.
+    others = [finding for finding in rank.findings if finding.id not in _OF_UNKNOWN]
     again = [finding for rule in _OF_UNKNOWN.values() if (finding := rule(run))]
-    return sort_findings([*others, *again]) or findings
+    findings = sort_findings([*others, *again]) or rank.findings
+    return replace(rank, run=run, budget=_shown(rank.budget, run), findings=findings)
 
 
 def divide_unknown(
@@ -71,7 +61,13 @@ def divide_unknown(
     if series is None or series.unknown_ns is None or run.times is None or not len(numbers):
         return run
     longer = wait_ns - np.median(wait_ns)
-    beyond = _on_steps(series.number, numbers, np.where(longer > error_ns, longer, 0.0))
+    # The values at their steps; zero for steps without one.
+    beyond = np.zeros(len(series.number), np.int64)
+    place = np.searchsorted(series.number, numbers)
+    known = (place < len(series.number)) & (
+        series.number[np.minimum(place, len(series.number) - 1)] == numbers
+    )
+    beyond[place[known]] = np.rint(np.where(longer > error_ns, longer, 0.0)[known]).astype(np.int64)
     unknown = series.unknown_ns
     waited = np.clip(beyond.astype(np.float64), 0.0, unknown)
     if not waited.any():
@@ -86,30 +82,15 @@ def divide_unknown(
         if name == "collective" and error_ns:
             stall = replace(stall, wait_error_ms=error_ns / 1e6)
         if stall.steps:
-            kept.append(_per_steady_step(stall, len(excess), run.times.steps))
+            # Its cost per steady step; it was summed up over all steps.
+            factor = len(excess) / run.times.steps
+            kept.append(replace(stall, cost_ms=stall.cost_ms * factor, share=stall.share * factor))
     cause = np.where(is_unknown & (waited > left), np.int8(_COLLECTIVE), series.cause)
     return replace(
         run,
         stalls=tuple(sorted(kept, key=lambda stall: -stall.cost_ms - stall.between_epochs_ms)),
         series=replace(series, cause=cause.astype(np.int8), unknown_ns=left),
     )
-
-
-def _on_steps(all_numbers: Int64s, numbers: Int64s, values: NDArray[np.float64]) -> Int64s:
-    """The values at their steps; zero for steps without one."""
-    out = np.zeros(len(all_numbers), np.int64)
-    place = np.searchsorted(all_numbers, numbers)
-    known = (place < len(all_numbers)) & (
-        all_numbers[np.minimum(place, len(all_numbers) - 1)] == numbers
-    )
-    out[place[known]] = np.rint(values[known]).astype(np.int64)
-    return out
-
-
-def _per_steady_step(stall: Stall, steps: int, steady: int) -> Stall:
-    """Its cost per steady step; it was summed up over all steps."""
-    factor = steps / steady
-    return replace(stall, cost_ms=stall.cost_ms * factor, share=stall.share * factor)
 
 
 def _shown(budget: Budget, run: RankRun) -> Budget:
@@ -142,16 +123,15 @@ def without_window_waits(
         return ranks
     transfer_ms = min(exposed)
     return tuple(
-        _with_most(rank, transfer_ms + (_median(waits[number]) + error_ns.get(number, 0.0)) / 1e6)
+        _with_most(
+            rank,
+            transfer_ms + (float(np.median(waits[number][1])) + error_ns.get(number, 0.0)) / 1e6,
+        )
         if number in waits and len(waits[number][0]) >= _FEWEST
         else rank
         for rank in ranks
         for number in (rank.rank or 0,)
     )
-
-
-def _median(waits: tuple[Int64s, Int64s]) -> float:
-    return float(np.median(waits[1]))
 
 
 def _part_ms(budget: Budget, name: str) -> float:
@@ -180,9 +160,7 @@ def _with_most(rank: RankExplanation, most_ms: float) -> RankExplanation:
 
 def _judge_by_budget(finding: Finding, budget: Budget) -> Finding | None:
     """Communication by what is left of it; None where that is little."""
-    if finding.id != exposed_communication.RULE.id:
+    if finding.id != exposed_communication.id:
         return finding
     share = sum(part.share for part in budget.parts if part.id == _COMM)
-    if share < LOW:
-        return None
-    return exposed_communication.with_share(finding, share, budget.step_ms)
+    return None if share < LOW else with_share(finding, share, budget.step_ms)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.records.hardware import Ceilings
+from stepscope.records.rank_facts import HostLoad, PlainSteps
 from stepscope.records.trace import Trace
+from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 from stepscope.step.call_tree import group
 from stepscope.step.correct import event_cost_ns
 
 if TYPE_CHECKING:
     from stepscope.explain.flops.costs import Costs, Pieces
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.hardware import Ceilings
-    from stepscope.records.rank_facts import HostLoad, PlainSteps
-    from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 
 # How well a step uses the CPU that it computes on: work, stalls, and overhead of operators.
 #
@@ -45,7 +45,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
     operator: str
     shapes: str
-    dtype: int  # index in flops.dtypes.DTYPES
+    dtype: int  # index in flops.dtypes.PEAKS
     calls: float  # per step
     flops: float  # per call
     bytes_moved: float | None  # per call
@@ -153,12 +153,12 @@ def _quick_pace(own_ns: Floats, of: Int64s, kinds: int) -> tuple[Floats, Bools]:
 
 def _work_ns(costs: Costs, rows: Int32s, ceilings: Ceilings | None) -> Floats:
     """The time of each call's arithmetic or bytes at the machine's rates; -1 if not known."""
-    from stepscope.explain.flops.call import DTYPES
+    from stepscope.records.dtypes import PEAKS
 
-    peaks = np.full(len(DTYPES) + 1, CORE_FLOPS_S)
+    peaks = np.full(len(PEAKS) + 1, CORE_FLOPS_S)
     bytes_s = CORE_BYTES_S
     if ceilings:
-        for code, name in enumerate(DTYPES):
+        for code, name in enumerate(PEAKS):
             peaks[code] = ceilings.flops.get(name, CORE_FLOPS_S)
         bytes_s = ceilings.bytes_s or CORE_BYTES_S
     flops, moved = costs.flops[rows], costs.bytes_moved[rows]

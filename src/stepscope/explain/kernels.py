@@ -13,6 +13,7 @@ import numpy as np
 from stepscope.records.explanation import Copy, Kernel, Launches, Steps
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step import intervals
+from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
 from stepscope.step.call_tree import children_sum, enclosing, group, sum_by
 from stepscope.step.statistics import quantile
 from stepscope.step.steps import step_of
@@ -21,7 +22,6 @@ from stepscope.trace.links import distinct, nearest, nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.flops.costs import Costs
-    from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
 
 # Device time by kernel name. On the CPU, an operator's own time takes a kernel's place.
 
@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 def list_kernels(trace: Trace, work: Work, steps: Steps) -> tuple[Kernel, ...]:
     """Longest total first."""
     if work.on_host:
-        return _by_name(trace, *_own_operator_time(trace))
+        # Operators and communication spans, each without those directly inside it.
+        host = trace.host
+        comm = comm_spans(trace)
+        rows = np.flatnonzero((host.kind == HostKind.OPERATOR) | comm)
+        own = host.dur_ns[rows] - children_sum(enclosing(host, rows), host.dur_ns[rows])
+        own = np.maximum(own, 0)  # in damaged files rows inside one may overlap each other
+        inside_comm = nearest(host, comm)[rows] >= 0
+        kind = np.where(inside_comm, Kind.COMM, Kind.COMPUTE).astype(np.int8)
+        return _by_name(trace, *(host.name[rows], kind, own))
     name, dur = trace.device.name[work.rows], trace.device.dur_ns[work.rows]
     return _by_name(trace, name, work.kind, dur, _of_steps(trace, work, steps))
 
@@ -75,18 +83,6 @@ def _by_name(
         )
         for i in np.argsort(-total, kind="stable").tolist()
     )
-
-
-def _own_operator_time(trace: Trace) -> tuple[Int32s, Int8s, Int64s]:
-    """Operators and communication spans, each without those directly inside it."""
-    host = trace.host
-    comm = comm_spans(trace)
-    rows = np.flatnonzero((host.kind == HostKind.OPERATOR) | comm)
-    own = host.dur_ns[rows] - children_sum(enclosing(host, rows), host.dur_ns[rows])
-    own = np.maximum(own, 0)  # in damaged files rows inside one may overlap each other
-    inside_comm = nearest(host, comm)[rows] >= 0
-    kind = np.where(inside_comm, Kind.COMM, Kind.COMPUTE).astype(np.int8)
-    return host.name[rows], kind, own
 
 
 # The device's work in a window, with the operator that launched each piece.

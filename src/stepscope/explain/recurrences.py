@@ -8,20 +8,17 @@ weight: backward adds to that weight's gradient once, however often it was used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepscope.records.trace import HostKind, Trace
+from stepscope.step.arrays import Bools, Indices, Int32s
 from stepscope.step.call_tree import decode_list
 from stepscope.step.graph import Phase, call_phases, outermost_operator
 from stepscope.step.statistics import median
 from stepscope.step.work import named
-
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Bools, Indices, Int32s
-
 
 LONG = 128  # steps
 _GATES = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
@@ -247,18 +244,14 @@ def _repeated(
         features=given[1],
         layers=weights,
     )
-    yield RecurrentCalls(recurrence=made, rows=calls.rows[_between(call.places)])
-
-
-def _between(places: Indices) -> Indices:
-    """These places, and all between two neighbours that are not far apart."""
-    apart = np.diff(places)
+    # These places, and all between two neighbours that are not far apart.
+    apart = np.diff(call.places)
     far = np.flatnonzero(apart > _APART * median(apart)) if len(apart) else apart
-    first = places[np.concatenate(([0], far + 1))]
-    last = places[np.concatenate((far, [len(places) - 1]))]
+    first = call.places[np.concatenate(([0], far + 1))]
+    last = call.places[np.concatenate((far, [len(call.places) - 1]))]
     stretches = [np.arange(begin, end + 1) for begin, end in zip(first, last, strict=True)]
     joined: Indices = np.concatenate(stretches).astype(np.intp)
-    return joined
+    yield RecurrentCalls(recurrence=made, rows=calls.rows[joined])
 
 
 def _is_shape(value: Any, dims: int | None = None) -> bool:

@@ -18,6 +18,7 @@ from stepscope.text.notebook import SEVERITY_COLOURS, MarkedLine, card, line
 from stepscope.text.words import counted
 
 if TYPE_CHECKING:
+    from stepscope.records.comparison import TriedRemedy
     from stepscope.records.compiled import CompiledWork
     from stepscope.records.hardware import Efficiency
     from stepscope.records.job import Job, RankPart
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from stepscope.records.run import RankRun, RunOrigin, WholeRun
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.records.trace import Int8, Int32, Int64
-    from stepscope.records.tuning import TriedRemedy
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
@@ -265,7 +265,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that may help (records/remedies.py), with its predicted saving where known, and the
+    """Something that may help (changes/), with its predicted saving where known, and the
     measured one where `tune` has tried it."""
 
     id: str
@@ -284,7 +284,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain(self) -> PredictedGain | None:
-        """What is predicted, if anything."""
+        """Return what is predicted, if anything."""
         if self.predicted_ms is None or self.step_ms is None:
             return None
         low = self.predicted_ms if self.low_ms is None else self.low_ms

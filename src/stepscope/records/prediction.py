@@ -175,7 +175,13 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_known:
             return "not known", f"({self._change()})"
         if self.changes_samples:
-            return self._throughput()
+            middle, low, high = (
+                self.step_ms / max(1e-9, self.step_ms - saved)
+                for saved in (self.saved_ms, self.low_ms, self.high_ms)
+            )
+            if not self.is_sure:
+                return f"{factor(low)} to {factor(high)} times the samples/s", ""
+            return f"{factor(middle)} times the samples/s", f"({factor(low)} to {factor(high)})"
         if not self.is_sure:
             return f"may change the step by {self._change()}", ""
         if self.saved_ms >= 0:
@@ -183,7 +189,7 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         return f"costs {milliseconds(-self.saved_ms)}", f"({self._ends(-1)})"
 
     def sentence(self, of: str = "") -> str:
-        """With the step that it is a gain of; `of` says that step in other words."""
+        """Name the step that it is a gain of; `of` says that step in other words."""
         gain, ends = self.words()
         if not self.is_known:
             return f"has an unknown effect {ends}"
@@ -192,23 +198,11 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_sure:
             return gain
         verb, _, amount = gain.partition(" ")
-        if self._is_wide():
+        # The middle of such an interval would promise too much.
+        least, most = sorted((abs(self.low_ms), abs(self.high_ms)))
+        if most > _WIDE * least:
             amount = ends.strip("()")
         return f"{verb} {amount.removesuffix(' ms')} of {of or milliseconds(self.step_ms)}"
-
-    def _is_wide(self) -> bool:
-        """The middle of such an interval would promise too much."""
-        least, most = sorted((abs(self.low_ms), abs(self.high_ms)))
-        return most > _WIDE * least
-
-    def _throughput(self) -> tuple[str, str]:
-        middle, low, high = (
-            self.step_ms / max(1e-9, self.step_ms - saved)
-            for saved in (self.saved_ms, self.low_ms, self.high_ms)
-        )
-        if not self.is_sure:
-            return f"{factor(low)} to {factor(high)} times the samples/s", ""
-        return f"{factor(middle)} times the samples/s", f"({factor(low)} to {factor(high)})"
 
     def _becomes(self) -> str:
         if self.changed_ms is None:
@@ -217,7 +211,7 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         return ", in steps as long" if now == then else f", in steps of {then} instead of {now}"
 
     def _change(self) -> str:
-        """Of the step: what is saved is taken off."""
+        """Say how the step changes: what is saved is taken off."""
         return f"{signed(-self.high_ms)} to {signed(-self.low_ms)} ms"
 
     def _ends(self, sign: int) -> str:
@@ -240,7 +234,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     signature: str | None = None  # of the operators and their shapes
 
     def differs_in(self, other: Workload) -> tuple[str, ...]:
-        """What is known of both and differs."""
+        """Return what is known of both and differs."""
         return tuple(
             name
             for name in ("script", "world_size", "device", "signature")
@@ -277,7 +271,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_fiel
 
     @property
     def words(self) -> str:
-        """As the user wrote it."""
+        """Return the settings as the user wrote them."""
         return " ".join(str(setting) for setting in self.settings)
 
 

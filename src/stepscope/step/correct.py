@@ -6,27 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.cuda_graphs import NODE_SPACING, scale_node_spacing
-from stepscope.step.graph import CallKind, Phase, StepGraph
+from stepscope.step.graph import CallKind, Floats, Phase, StepGraph
 from stepscope.step.replay import step_ns
 from stepscope.step.statistics import median
 from stepscope.step.work import named, one_of
 from stepscope.text.figures import milliseconds
 from stepscope.trace.links import distinct
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.graph import Floats
 
 # Removes the profiler's cost from the host's time before a step is replayed.
 #
@@ -116,6 +113,8 @@ def correct(
         spread = rates.spread if slow else float(np.hypot(rates.spread, UNKNOWN_SPEED))
     if truth is not None:
         fitted, _ = fit_to(lighter, truth)
+        # By how much tasks had to become longer than the trace has them, as a logarithm.
+        before, after = (float(graph.tasks.dur_ns.sum()) for graph in (lighter, fitted))
         return Corrected(
             graph=fitted,
             step_ns=step_ns(fitted),
@@ -124,22 +123,16 @@ def correct(
             basis="measured",
             spread=BETWEEN_RUNS,
             host_measured=bool(truth.host_ns),
-            unexplained=_longer_tasks(lighter, fitted),
+            unexplained=max(0.0, float(np.log(after / before))) if before and after else 0.0,
         )
     return Corrected(
         graph=lighter,
         step_ns=step_ns(lighter),
-        low_ns=_at_deviations(scale_node_spacing(host, trace, 0.0), -1.96 * spread),
-        high_ns=_at_deviations(host, 1.96 * spread),
+        low_ns=_at_deviations(scale_node_spacing(host, trace, 0.0), -NORMAL_95 * spread),
+        high_ns=_at_deviations(host, NORMAL_95 * spread),
         basis="calibrated",
         spread=spread,
     )
-
-
-def _longer_tasks(traced: StepGraph, fitted: StepGraph) -> float:
-    """By how much tasks had to become longer than the trace has them, as a logarithm."""
-    before, after = (float(graph.tasks.dur_ns.sum()) for graph in (traced, fitted))
-    return max(0.0, float(np.log(after / before))) if before and after else 0.0
 
 
 def _at_deviations(graph: StepGraph, log_factor: float) -> float:
@@ -158,22 +151,21 @@ def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected
             "predicted. Record two or more whole steps (profiler.step() after each, or "
             "`stepscope run`)"
         )
-    fitted, _ = fit_to(graph, _only_the_step(recorded_ns))
+    whole = round(recorded_ns)
+    fitted, _ = fit_to(
+        graph,
+        MeasuredSteps(
+            steps=1, steps_ns=(whole,), step_ns=whole, wall_ns=whole, device_ns=None, phases_ns={}
+        ),
+    )
     spread = float(np.hypot(WITH_SHAPES.spread, UNKNOWN_SPEED))
     return Corrected(
         graph=fitted,
         step_ns=step_ns(fitted),
-        low_ns=_at_deviations(fitted, -1.96 * spread),
+        low_ns=_at_deviations(fitted, -NORMAL_95 * spread),
         high_ns=recorded_ns,
         basis="profiled",
         spread=spread,
-    )
-
-
-def _only_the_step(ns: float) -> MeasuredSteps:
-    whole = round(ns)
-    return MeasuredSteps(
-        steps=1, steps_ns=(whole,), step_ns=whole, wall_ns=whole, device_ns=None, phases_ns={}
     )
 
 
@@ -229,9 +221,7 @@ def find_slowness(trace: Trace) -> float | None:
             if len(pairs) >= _ENOUGH:
                 took = host.start_ns[pairs] - host.start_ns[host.parent[pairs]]
                 logs.append(float(np.log(max(median(took), 1.0) / usual)))
-    if not logs:
-        return None
-    return min(max(float(np.exp(median(logs))), _FASTEST), _SLOWEST)
+    return min(max(float(np.exp(median(logs))), _FASTEST), _SLOWEST) if logs else None
 
 
 # The profiler's cost on a CPU: a fixed amount for every operator and Python function.

@@ -6,23 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.compiled import CapturedGraph, CapturedOperator
 from stepscope.records.explanation import StepTime
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, DeviceKind, HostEvents, HostKind, Thread, Trace
-from stepscope.step.graph import CallKind, StepGraph
+from stepscope.step.arrays import Bools, Indices, Int64s
+from stepscope.step.graph import CallKind, Flags, StepGraph
 from stepscope.step.work import named, one_of
 from stepscope.trace.links import is_among
-
-if TYPE_CHECKING:
-    from stepscope.records.compiled import CapturedGraph, CapturedOperator
-    from stepscope.step.arrays import Bools, Indices, Int64s
-    from stepscope.step.graph import Flags
 
 is_graph_launch = one_of("graphlaunch")
 MOSTLY = 0.5  # of the device's time: such a step is that of its graphs
@@ -105,31 +102,28 @@ def add_recordings(
     rows: list[_Row] = []
     recordings: list[GraphRecording] = []
     for capture in distinct:
-        places = _add_rows(rows, capture.operators, len(trace.host))
+        # Runs of the optimizer's operators lie inside its mark, runs of one line inside
+        # its frame.
+        before = len(trace.host)
+        places: list[int] = []
+        at = rows[-1].start + 1 if rows else 0
+        for stepping, phase in groupby(capture.operators, key=lambda one: one.optimizer):
+            mark = ABSENT
+            if stepping:
+                mark = before + len(rows)
+                rows.append(_Row(HostKind.ANNOTATION, _STEP_MARK, at))
+            for place, in_line in groupby(phase, key=lambda one: one.place):
+                parent = mark
+                if place is not None:
+                    parent = before + len(rows)
+                    name = f"{place.file}({place.line}): {place.function or '<module>'}"
+                    rows.append(_Row(HostKind.PYTHON, name, at, mark))
+                for one in in_line:
+                    places.append(before + len(rows))
+                    rows.append(_Row(HostKind.OPERATOR, one.name, at, parent, one))
+                    at += 1
         recordings.append(GraphRecording(capture.operators, np.array(places, np.intp)))
     return _extend(trace, rows), tuple(recordings)
-
-
-def _add_rows(rows: list[_Row], operators: Sequence[CapturedOperator], before: int) -> list[int]:
-    """Runs of the optimizer's operators lie inside its mark, runs of one line inside its frame."""
-    places: list[int] = []
-    at = rows[-1].start + 1 if rows else 0
-    for stepping, phase in groupby(operators, key=lambda one: one.optimizer):
-        mark = ABSENT
-        if stepping:
-            mark = before + len(rows)
-            rows.append(_Row(HostKind.ANNOTATION, _STEP_MARK, at))
-        for place, in_line in groupby(phase, key=lambda one: one.place):
-            parent = mark
-            if place is not None:
-                parent = before + len(rows)
-                name = f"{place.file}({place.line}): {place.function or '<module>'}"
-                rows.append(_Row(HostKind.PYTHON, name, at, mark))
-            for one in in_line:
-                places.append(before + len(rows))
-                rows.append(_Row(HostKind.OPERATOR, one.name, at, parent, one))
-                at += 1
-    return places
 
 
 class _Texts:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Floats
+from stepscope.records.normal import NORMAL_MAD
+from stepscope.step.arrays import Floats
 
 
 def quantile(values: NDArray[Any] | Sequence[float], share: float) -> float:
@@ -42,15 +41,11 @@ def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
     return middle
 
 
-NORMAL_95 = 1.959964  # standard deviations on either side that hold 95%
-OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
-
-
 def spread(values: Floats) -> float:
     """Robust standard deviation."""
     if not len(values):
         return 0.0
-    return OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
+    return NORMAL_MAD * float(np.median(np.abs(values - np.median(values))))
 
 
 def block_medians(values: Floats, size: int) -> Floats:
@@ -75,9 +70,10 @@ def mean_interval(step_ns: Floats) -> tuple[float, float]:
         return mean, mean
     size = len(step_ns) // batches
     means = step_ns[: size * batches].reshape(batches, size).mean(axis=1)
-    half = _student(batches - 1) * float(means.std(ddof=1)) / math.sqrt(batches)
+    freedom = batches - 1
+    half = (
+        (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_MORE)
+        * float(means.std(ddof=1))
+        / math.sqrt(batches)
+    )
     return max(0.0, mean - half), mean + half
-
-
-def _student(freedom: int) -> float:
-    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_MORE

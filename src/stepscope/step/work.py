@@ -9,20 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.trace import DeviceEvents, DeviceKind, HostEvents, HostKind, Trace
 from stepscope.step import intervals
+from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
+from stepscope.step.intervals import Set
 from stepscope.trace.links import distinct, nearest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
-    from stepscope.step.intervals import Set
 
 
 class Kind(IntEnum):
@@ -128,7 +125,7 @@ def spans_of(events: HostEvents | DeviceEvents, rows: NDArray[Any]) -> Set:
     return intervals.union(start, start + events.dur_ns[rows])
 
 
-def _work_kinds(trace: Trace, rows: Indices) -> Int8s:
+def _device_work(trace: Trace, rows: Indices) -> Work:
     device = trace.device
     kernel = device.kind == DeviceKind.KERNEL
     comm = rows_named(trace, device, kernel, _COMM_KERNEL)[rows]
@@ -136,12 +133,6 @@ def _work_kinds(trace: Trace, rows: Indices) -> Int8s:
     kind = np.full(len(rows), Kind.MEMORY, dtype=np.int8)
     kind[kernel[rows] & ~copy] = Kind.COMPUTE
     kind[comm] = Kind.COMM
-    return kind
-
-
-def _device_work(trace: Trace, rows: Indices) -> Work:
-    device = trace.device
-    kind = _work_kinds(trace, rows)
     start, launch = device.start_ns[rows], device.launch[rows]
     threads = distinct(trace.host.thread[launch[launch >= 0]])
     return Work(

@@ -14,7 +14,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -23,8 +23,7 @@ from stepscope.records.folders import STEPS_FILE, part_number
 from stepscope.records.memory import SAVING_FILE as SAVED_MEMORY
 from stepscope.text import figures
 
-if TYPE_CHECKING:
-    Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
 # A pipe would wait for its writer for ever, /dev/zero never ends, and a file under /proc may do
 # both and still call itself regular. So a file is checked before it is opened and again once it is
@@ -163,8 +162,8 @@ class LineFile:
 
 
 def is_folder(path: Path) -> bool:
-    """False for a missing path and for a link that leads to itself. Raises UnreadableInputError if
-    it cannot be checked."""
+    """Return False for a missing path and for a link that leads to itself. Raises
+    UnreadableInputError if it cannot be checked."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -176,7 +175,7 @@ def is_folder(path: Path) -> bool:
 
 
 def may_exist(path: Path) -> bool:
-    """False only for a missing path: if it cannot be checked, opening it will say why."""
+    """Return False only for a missing path: if it cannot be checked, opening it will say why."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -491,12 +490,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside_bytes(self) -> int:
-        """Of the keys before the events, and again of those after them."""
+        """Limit the keys before the events, and again those after them."""
         return 2 * self.event_bytes
 
     @property
     def gap_bytes(self) -> int:
-        """Of text without a single event: reading ends there."""
+        """Limit text without a single event: reading ends there."""
         return 8 * self.event_bytes
 
     @property

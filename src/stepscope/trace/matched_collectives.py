@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.job import KINDS, SYNCHRONISING, CollectiveCalls, Group, RankPart
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Flags, Int8, Int32, Int64
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Flags, Int8, Int32, Int64
-
-    _Member = tuple[int, int, Group]  # part, its code for the group, the group
+_Member = tuple[int, int, Group]  # part, its code for the group, the group
 
 SYNCHRONISING_CODES = tuple(code for code, kind in enumerate(KINDS) if kind in SYNCHRONISING)
 _ALL_TO_ALL = KINDS.index("all_to_all")
@@ -91,7 +87,10 @@ def _match_group(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCo
     step_of[inverse] = step[usable]
     numbers = [part for part, _, _ in members]
     sizes = _column(parts, numbers, table, "size_bytes", ABSENT)
-    shared = ((table >= 0).sum(axis=1) > 1) & _have_similar_sizes(sizes)
+    # Whether the ranks' bytes can belong to the same collective.
+    least = np.where(sizes > 0, sizes, _NO_SIZE).min(axis=1)
+    similar: Flags = np.maximum(sizes.max(axis=1), 0) <= _MAX_UNEQUAL * least
+    shared = ((table >= 0).sum(axis=1) > 1) & similar
     order = np.argsort(_first_arrival(parts, members, table[shared]), kind="stable")
     table = table[shared][order]
     return MatchedCollectives(
@@ -133,7 +132,8 @@ def _call_keys(*columns: NDArray[Any]) -> Int64:
 
 
 def _collective_keys(calls: CollectiveCalls, rows: NDArray[np.intp], step: Int64 | None) -> Int64:
-    """By sequence, else by step, kind and bytes. Ranks may give unequal shares to an all-to-all."""
+    """Key calls by sequence, else by step, kind and bytes. Ranks may give unequal shares to an all-
+    to-all."""
     kind = calls.kind[rows]
     if step is None:
         return _call_keys(calls.sequence[rows], kind, np.zeros(len(rows), np.int64))
@@ -161,13 +161,6 @@ def _first_arrival(parts: Sequence[RankPart], members: list[_Member], table: Int
     )
 
 
-def _have_similar_sizes(sizes: Int64) -> Flags:
-    """Whether the ranks' bytes can belong to the same collective."""
-    least = np.where(sizes > 0, sizes, _NO_SIZE).min(axis=1)
-    similar: Flags = np.maximum(sizes.max(axis=1), 0) <= _MAX_UNEQUAL * least
-    return similar
-
-
 def _column(
     parts: Sequence[RankPart], members: list[int], table: Int32, name: str, absent: int = 0
 ) -> Int64:
@@ -180,7 +173,8 @@ def _column(
 
 
 def match_transfers(parts: Sequence[RankPart]) -> MatchedTransfers:
-    """In each step, a rank's n-th send to another matches that one's n-th receive from it."""
+    """Match transfers: in each step, a rank's n-th send to another meets that one's n-th receive
+    from it."""
     sends = [_point_to_point(part, place, _SEND) for place, part in enumerate(parts)]
     receives = [_point_to_point(part, place, _RECV) for place, part in enumerate(parts)]
     send, recv = (

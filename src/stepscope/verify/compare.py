@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,10 +24,11 @@ from stepscope.records.comparison import (
     Verdict,
 )
 from stepscope.records.explanation import Explanation
+from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.prediction import StepBasis
-from stepscope.step.statistics import NORMAL_95
 from stepscope.text.figures import milliseconds, unsigned_percent
 from stepscope.text.words import counted
+from stepscope.trace.files import Progress
 from stepscope.verify.change import (
     CONFIDENCE,
     FEW,
@@ -56,15 +57,11 @@ from stepscope.verify.runs import (
     find_steady_steps,
     profiled_run,
 )
-from stepscope.verify.spread import normal_quantile, quantile_spread
+from stepscope.verify.spread import Floats, normal_quantile, quantile_spread
 from stepscope.verify.steady import drift
 from stepscope.verify.traits import SHAPES, describe_workload, differences
 
-if TYPE_CHECKING:
-    from stepscope.trace.files import Progress
-    from stepscope.verify.spread import Floats
-
-    Explain = Callable[[str], Explanation]
+Explain = Callable[[str], Explanation]
 
 _SURER = 1.31  # a 99% interval's reach over that of a 95% one
 _PERCENTS = np.arange(101) / 100
@@ -252,8 +249,8 @@ def _change(logarithm: float) -> float:
 
 
 def _decide(ratio: Estimate, median: MedianStep | None) -> Verdict:
-    """By the step of record. Where stalls leave its mean open, the typical step decides, if it is
-    sure at 99% and the mean does not contradict it."""
+    """Decide by the step of record. Where stalls leave its mean open, the typical step decides, if
+    it is sure at 99% and the mean does not contradict it."""
     verdict = _verdict(ratio)
     if verdict != "no difference seen" or median is None:
         return verdict
@@ -370,8 +367,9 @@ def _phases(
 
 
 def _stalls(steady: Sequence[Sequence[SteadySteps]], paired: bool) -> tuple[PhaseChange, ...]:
-    """What stalls of each cause add to the mean step; a cause without any on both sides is left
-    out. Starts are not counted: how long a stall takes says nothing about how fast a start is."""
+    """Return what stalls of each cause add to the mean step; a cause without any on both sides is
+    left out. Starts are not counted: how long a stall takes says nothing about how fast a start is.
+    """
     causes = dict.fromkeys(cause for side in steady for run in side for cause in run.stalls_ms)
     rows = []
     for cause in causes:
@@ -418,7 +416,9 @@ def _peak(runs: Sequence[ComparedRun]) -> int | None:
 
 # Traces compared by the step that `explain` gives: without the profiler's overhead.
 
-_SMALLEST_OVER_REACH = (NORMAL_95 + normal_quantile(POWER)) / NORMAL_95  # found 4 times of 5
+_SMALLEST_OVER_REACH = (
+    NORMAL_95_PRECISE + normal_quantile(POWER)
+) / NORMAL_95_PRECISE  # found 4 times of 5
 
 
 class _LogStep(NamedTuple):
@@ -465,7 +465,7 @@ def _side_step(runs: Sequence[Explanation]) -> _LogStep | None:
 
 
 def _step(explanation: Explanation) -> _LogStep | None:
-    """As in `explain`: the step of the slowest rank."""
+    """Return, as `explain` does, the step of the slowest rank."""
     slowest = max(explanation.ranks, key=lambda rank: rank.budget.step_ms)
     step, value = slowest.step_ms, explanation.budget.step_ms
     if explanation.budget.basis != "corrected" or not value or not step.low or not step.high:

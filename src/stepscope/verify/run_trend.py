@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from stepscope.step.statistics import NORMAL_95
+from stepscope.records.normal import NORMAL_95_PRECISE
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 LEVEL = 0.01
 MOST_RUNS = 1000  # the newest ones
@@ -49,7 +46,8 @@ class RunLevelChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_run_changes(step_ms: Sequence[float]) -> tuple[RunLevelChange, ...]:
-    """In the order of the runs, which is that of time. All step times must be above zero."""
+    """Find changes in the order of the runs, which is that of time. All step times must be above
+    zero."""
     logs = np.log(np.asarray(step_ms, np.float64))
     if len(logs) < FEWEST_RUNS:
         return ()
@@ -89,7 +87,7 @@ def _confirmed(logs: Floats, cuts: list[int]) -> list[int]:
 
 
 def _best_cut(logs: Floats) -> tuple[int | None, float]:
-    """Where the two sides differ most, and how often chance does as much; None if too short."""
+    """Return where two sides differ most, and how often chance does as much; None if too short."""
     if len(logs) < FEWEST_RUNS:
         return None, 1.0
     ranks = _ranks(logs)
@@ -104,7 +102,7 @@ def _best_cut(logs: Floats) -> tuple[int | None, float]:
 
 
 def _scores(ranks: Floats) -> Floats:
-    """Of every possible cut of every row: the difference of the sides, over its deviation."""
+    """Return for each possible cut of each row the sides' difference, over its deviation."""
     runs = ranks.shape[1]
     sums = np.cumsum(ranks - ranks.mean(axis=1, keepdims=True), axis=1)
     left = np.arange(_FEWEST_ON_A_SIDE, runs - _FEWEST_ON_A_SIDE + 1)
@@ -142,7 +140,7 @@ def _describe(logs: Floats, skipped: int, start: int, at: int, end: int) -> RunL
 def _interval(differences: Floats, before: int, after: int) -> tuple[float | None, float | None]:
     """The order statistics that Mann and Whitney's test would not reject, by its normal limit."""
     pairs = before * after
-    reach = NORMAL_95 * math.sqrt(pairs * (before + after + 1) / 12)
+    reach = NORMAL_95_PRECISE * math.sqrt(pairs * (before + after + 1) / 12)
     first = math.floor(pairs / 2 - reach)
     if first < 1:
         return None, None

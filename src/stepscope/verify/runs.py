@@ -7,12 +7,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.whole_run.rank_run import explain_run
@@ -20,7 +21,7 @@ from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.explanation import Explanation
 from stepscope.records.folders import STEPS_FILE
 from stepscope.records.quality import Ranks
-from stepscope.records.rank import StepColumns
+from stepscope.records.rank import StepColumns, StepFlags
 from stepscope.records.run import STALL_CAUSES, RankRun, Stall
 from stepscope.trace.decode import NotJsonError, Oddities, brief, decode, read_record
 from stepscope.trace.files import (
@@ -34,23 +35,17 @@ from stepscope.trace.files import (
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_facts import RANK, folder_rank, read_facts
 from stepscope.trace.run_folder.rank_folder import read_captured
-from stepscope.trace.run_folder.run_state import read_origin
+from stepscope.trace.run_folder.run_state import MAX_RUN_BYTES, RUN, read_origin
 from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.comparison import StepsAre
-    from stepscope.records.rank import StepFlags
     from stepscope.verify.spread import Floats
 
     StepTimes = NDArray[np.float64]
 
 # A job's step is that of its slowest rank: the one with the longest mean step. Ranks that train
 # together take equally long; if one takes longer, the job waits for it.
-
-RUN = "run.json"
-_MOST_BYTES = 64 << 20  # of run.json, which lists every rank
 
 
 class _WholeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +81,16 @@ def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list
         return [_traced_run(path)]
     here = Path(path)
     if is_folder(here):
-        return _runs_in_folder(here)
+        if may_exist(here / STEPS_FILE):
+            return [_measured_run(here, [here])]
+        ranks = _rank_folders(here)
+        if ranks or may_exist(here / RUN):
+            return [_measured_run(here, ranks)]
+        inner = list_folder(here)
+        runs = [path for path in inner if is_folder(path) and _rank_folders(path)]
+        if runs and not any(is_trace_name(path.name) for path in inner):
+            return [_measured_run(path, _rank_folders(path)) for path in runs]
+        return [_traced_run(str(here))]
     if not may_exist(here):
         raise UnreadableInputError(f"{path} does not exist")
     if here.name == STEPS_FILE:
@@ -106,33 +110,18 @@ def profiled_run(run: ComparedRun, explanation: Explanation) -> ComparedRun:
     slowest = max(ranks, key=lambda rank: rank.step_ms.profiled or 0.0)
     cycles = slowest.steps.cycles_ns
     steps_ns = cycles if len(cycles) > 1 else [step.dur_ns for step in slowest.steps.steps]
-    return ComparedRun(
-        path=run.path,
+    return replace(
+        run,
         steps_are="profiled",
         step_ms=np.array(steps_ns, np.float64) / 1e6,
         rank=slowest.rank if len(explanation.ranks) > 1 else None,
-        facts=run.facts,
-        peak_bytes=run.peak_bytes,
+        columns=None,
         has_trace=True,
-        notes=run.notes,
     )
 
 
-def _runs_in_folder(folder: Path) -> list[ComparedRun]:
-    if may_exist(folder / STEPS_FILE):
-        return [_measured_run(folder, [folder])]
-    ranks = _rank_folders(folder)
-    if ranks or may_exist(folder / RUN):
-        return [_measured_run(folder, ranks)]
-    inner = list_folder(folder)
-    runs = [path for path in inner if is_folder(path) and _rank_folders(path)]
-    if runs and not any(is_trace_name(path.name) for path in inner):
-        return [_measured_run(path, _rank_folders(path)) for path in runs]
-    return [_traced_run(str(folder))]
-
-
 def _rank_folders(run: Path) -> list[Path]:
-    """Without folders of a second process that claimed the same rank (`rank-00000.2`)."""
+    """Leave out folders of a second process that claimed the same rank (`rank-00000.2`)."""
     return [
         rank
         for rank in sorted(run.glob("rank-*"))
@@ -159,15 +148,7 @@ def _measured_run(folder: Path, ranks: list[Path]) -> ComparedRun:
                 f"{folder} has no step to compare: all of its steps are inside the profiled window"
             )
         why = f"{folder}: all of its steps are inside the profiled window"
-        return ComparedRun(
-            path=path,
-            steps_are="profiled",
-            step_ms=np.empty(0),
-            facts=facts,
-            peak_bytes=peak,
-            has_trace=True,
-            notes=(why,),
-        )
+        return replace(_traced_run(path), facts=facts, peak_bytes=peak, notes=(why,))
     slowest = max(columns_by_rank, key=lambda rank: _mean_ns(columns_by_rank[rank]))
     columns = columns_by_rank[slowest]
     number = read_facts(slowest).get("rank", folder_rank(slowest))
@@ -197,11 +178,18 @@ def _notes(
 
 
 def _plain_columns(rank: Path) -> StepColumns | None:
-    """None without a plain step. What was odd about the file, `explain` says."""
+    """Return None without a plain step. What was odd about the file, `explain` says."""
     columns = read_step_columns(rank, Oddities(STEPS_FILE))
     if columns is None or not columns.plain.any():
         return None
-    return without_untimed(columns)
+    # Where the device timed some steps, only those count: a host that runs ahead ends its steps
+    # early.
+    if columns.device_ns is None:
+        return columns
+    timed = columns.device_ns > 0
+    if not (timed & columns.plain).any():
+        return msgspec.structs.replace(columns, device_ns=None)
+    return msgspec.structs.replace(columns, whole=columns.whole & timed)
 
 
 def _mean_ns(columns: StepColumns) -> float:
@@ -212,7 +200,7 @@ def _mean_ns(columns: StepColumns) -> float:
 def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
     """The first rank's facts, and those of the whole run."""
     facts = read_facts(ranks[0]) if ranks else {}
-    whole = read_record(folder / RUN, _WholeRun, Oddities(RUN), _MOST_BYTES) or _WholeRun()
+    whole = read_record(folder / RUN, _WholeRun, max_bytes=MAX_RUN_BYTES) or _WholeRun()
     facts["command"], facts["exit_code"] = whole.command, whole.exit_code
     facts["world_size"] = whole.world_size or facts.get("world_size")
     origin = read_origin(folder, ranks)
@@ -284,17 +272,6 @@ def columns_of_list(step_ms: Floats) -> StepColumns:
     )
 
 
-def without_untimed(steps: StepColumns) -> StepColumns:
-    """Where the device timed some steps, only those count: a host that runs ahead ends its steps
-    early."""
-    if steps.device_ns is None:
-        return steps
-    timed = steps.device_ns > 0
-    if not (timed & steps.plain).any():
-        return msgspec.structs.replace(steps, device_ns=None)
-    return msgspec.structs.replace(steps, whole=steps.whole & timed)
-
-
 # Lists of step times from a text file, CSV, JSON or JSON lines, as milliseconds.
 #
 # A column's name gives the unit if it ends in _ns, _us, _ms or _s, or is a unit itself; else the
@@ -313,7 +290,7 @@ _NUMBER = re.compile(r"([-+.\w]+?)\s*(ns|us|µs|ms|s)?", re.IGNORECASE)
 
 
 def is_step_list(path: Path) -> bool:
-    """By its name; a .json file may be a trace as well, so its content decides."""
+    """Tell by its name; a .json file may be a trace as well, so its content decides."""
     if path.name.endswith(ENDINGS):
         return True
     if not path.name.endswith(".json"):
@@ -328,12 +305,23 @@ def is_step_list(path: Path) -> bool:
 
 
 def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> StepTimes:
-    """In the order of the file; raises UnreadableInputError for anything but step times."""
+    """Read steps in the file's order; raises UnreadableInputError for anything but step times."""
     text = _decode_file(path)
     if path.name.endswith(".json"):
         rows = _json_rows(path, _decoded(path, text))
     elif path.name.endswith((".jsonl", ".ndjson")):
-        rows = _json_lines(path, text)
+        # A last line that was cut short is left out.
+        rows = []
+        lines = text.splitlines()
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append((number, decode(line.encode(), Any)))
+            except NotJsonError as error:
+                if number == len(lines):
+                    break
+                raise UnreadableInputError(f"{path}, line {number}: {error}") from None
     else:
         rows = _text_rows(text, path.name.endswith((".csv", ".tsv")))
     values = _values(path, rows, unit, column)
@@ -388,22 +376,6 @@ def _json_rows(path: Path, content: Any) -> list[tuple[int, Any]]:
     if not isinstance(content, list):
         raise UnreadableInputError(f"{path} holds {brief(content)}, but a list is needed")
     return list(enumerate(content, 1))
-
-
-def _json_lines(path: Path, text: str) -> list[tuple[int, Any]]:
-    """A last line that was cut short is left out."""
-    rows = []
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append((number, decode(line.encode(), Any)))
-        except NotJsonError as error:
-            if number == len(lines):
-                break
-            raise UnreadableInputError(f"{path}, line {number}: {error}") from None
-    return rows
 
 
 def _text_rows(text: str, is_csv: bool) -> list[tuple[int, Any]]:

@@ -7,15 +7,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 # A quantile is as uncertain as the share of steps below it (Woodruff's interval). That share is an
 # average of signs, below or above, which neither tails nor outliers affect. If the quantile lies
@@ -214,7 +211,8 @@ def student_quantile(freedom: float, level: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(freedom: float, level: float) -> float:
-    """With t = sqrt(freedom) tan(angle), the angle's density is a power of its cosine."""
+    """Integrate the density: with t = sqrt(freedom) tan(angle), the angle's density is a power of
+    its cosine."""
     density = np.maximum(np.cos(_ANGLES), 0.0) ** (freedom - 1)
     shares = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
     angle = float(np.interp(level, shares / shares[-1], _ANGLES))

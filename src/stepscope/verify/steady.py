@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.step.statistics import block_medians, spread
 from stepscope.verify.change import median_ratio
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
+from stepscope.verify.spread import Floats
 
 # Which steps count: the first ones of a run are often warm-up.
 #
@@ -23,37 +21,29 @@ GROUP = 5
 _FEWEST = 8 * GROUP  # in shorter runs a warm-up cannot be told apart
 _LONGEST = 0.25  # of the run
 _FAR, _LEAST = 3.5, 0.005
-_DEVIATIONS = 1.4826  # standard deviation of a normal distribution over its median absolute one
 _DRIFTS = 0.01
 
 
 def warm_up(steps: Floats) -> int:
-    """How many of the first steps to leave out."""
+    """Return how many of the first steps to leave out."""
     if len(steps) < _FEWEST:
         return 0
-    medians = _medians(steps)
+    medians = block_medians(steps, GROUP)
     later = medians[len(medians) // 2 :]
     middle = float(np.median(later))
-    deviation = _DEVIATIONS * float(np.median(np.abs(later - middle)))
-    near = np.abs(medians - middle) <= max(_FAR * deviation, _LEAST * middle)
+    near = np.abs(medians - middle) <= max(_FAR * spread(later), _LEAST * middle)
     first = int(near.argmax())
     return GROUP * first if first <= _LONGEST * len(medians) else 0
 
 
 def drift(steps: Floats) -> float | None:
-    """How much longer the second half's steps are, as a share; None if it may be chance."""
+    """Return how much longer the second half's steps are, as a share; None if it may be chance."""
     if len(steps) < _FEWEST:
         return None
     half = len(steps) // 2
     ratio = median_ratio([steps[:half]], [steps[half:]])
     share = float(np.expm1(ratio.value))
     return share if not ratio.low <= 0 <= ratio.high and abs(share) >= _DRIFTS else None
-
-
-def _medians(steps: Floats) -> Floats:
-    whole = len(steps) // GROUP * GROUP
-    medians: Floats = np.median(steps[:whole].reshape(-1, GROUP), axis=1)
-    return medians
 
 
 # Which steps of a trial count, and the mean step that they give.

@@ -61,8 +61,14 @@ class Traits:
 
 
 def read_traits(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
-    """From the first rank: every rank runs the same program."""
-    words = _words_of_facts(facts)
+    """Read traits from the first rank: every rank runs the same program."""
+    ddp = (facts.get("communication") or {}).get("ddp") or ()
+    cap = ddp[0].get("bucket_cap_bytes") if ddp else None
+    known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
+    known |= {"script": script_name(facts), "device": device_name(facts)}
+    known |= {"world size": facts.get("world_size"), "bucket size": f"{cap} bytes" if cap else None}
+    known |= {REMEDIES: _remedy_words(facts)}
+    words = {name: str(value) for name, value in known.items() if value}
     if explanation is None:
         return Traits(words=words, facts=facts)
     rank = explanation.ranks[0]
@@ -73,17 +79,22 @@ def read_traits(facts: dict[str, Any], explanation: Explanation | None) -> Trait
     kinds = sorted({str(type(x).__struct_config__.tag) for x in explanation.strategies})
     words = _words_of_trace(rank, names) | words
     words["strategy"] = ", ".join(kinds) or "none"
+    counts: dict[str, float] = defaultdict(float)
+    for row in rank.operators:
+        if row.name == _GRADIENT and row.shapes:
+            counts[row.shapes] += row.calls / steps
     return Traits(
         words=words,
         facts=facts,
-        gradients=_gradients(rank.operators, steps),
+        gradients=dict(counts),
         products=_products(rank.operators, steps),
         blocking=None if rank.kind == "cpu" else sum(x.count for x in rank.syncs) / steps,
     )
 
 
 def is_truncated(rank: RankExplanation) -> bool:
-    """With very many ranks only the longest rows are kept: a missing row says nothing."""
+    """Tell whether rows are missing: with very many ranks only the longest rows are kept: a missing
+    row says nothing."""
     return OTHERS in {*(x.name for x in rank.operators), *(x.name for x in rank.kernels)}
 
 
@@ -99,18 +110,8 @@ def device_name(facts: dict[str, Any]) -> str | None:
     return str(name) if name else None
 
 
-def _words_of_facts(facts: dict[str, Any]) -> dict[str, str]:
-    ddp = (facts.get("communication") or {}).get("ddp") or ()
-    cap = ddp[0].get("bucket_cap_bytes") if ddp else None
-    known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
-    known |= {"script": script_name(facts), "device": device_name(facts)}
-    known |= {"world size": facts.get("world_size"), "bucket size": f"{cap} bytes" if cap else None}
-    known |= {REMEDIES: _remedy_words(facts)}
-    return {name: str(value) for name, value in known.items() if value}
-
-
 def _remedy_words(facts: dict[str, Any]) -> str | None:
-    """What was applied to the whole run; None for steps that no run folder describes."""
+    """Return what was applied to the whole run; None for steps that no run folder describes."""
     remedies: Sequence[RunRemedy] | None = facts.get("remedies")
     if remedies is None:
         return None
@@ -121,7 +122,10 @@ def _remedy_words(facts: dict[str, Any]) -> str | None:
 def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, str]:
     products = [row for row in rank.operators if row.name in PRODUCTS]
     words = {"compile": _yes(any(name.startswith(_COMPILED) for name in names))}
-    words["CUDA graphs"] = _yes(_is_graphed(rank))
+    # Kernels are marked as nodes of a graph, or far outnumber the calls that launch them.
+    launches = rank.launches
+    many = launches.linked > _KERNELS_PER_LAUNCH * launches.calls
+    words["CUDA graphs"] = _yes(bool(launches.graph_kernels) or (launches.calls > 0 and many))
     if rank.device:
         words["device"] = rank.device
     if rank.world_size:
@@ -138,13 +142,6 @@ def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, s
         words["optimizer"] = _optimizer_form(names)
         words["update rule"] = "Adam" if any(map(_ADAM.search, names)) else "another"
     return words
-
-
-def _is_graphed(rank: RankExplanation) -> bool:
-    """Kernels are marked as nodes of a graph, or far outnumber the calls that launch them."""
-    launches = rank.launches
-    many = launches.linked > _KERNELS_PER_LAUNCH * launches.calls
-    return bool(launches.graph_kernels) or (launches.calls > 0 and many)
 
 
 def _yes(is_so: bool) -> str:
@@ -166,14 +163,6 @@ def _dtypes(text: str) -> set[str]:
     return {_DTYPES[name] for name in names & _DTYPES.keys()} | (
         {"fp8"} if any("Float8" in name for name in names) else set()
     )
-
-
-def _gradients(operators: Sequence[Operator], steps: int) -> dict[str, float]:
-    counts: dict[str, float] = defaultdict(float)
-    for row in operators:
-        if row.name == _GRADIENT and row.shapes:
-            counts[row.shapes] += row.calls / steps
-    return dict(counts)
 
 
 def _products(operators: Sequence[Operator], steps: int) -> dict[tuple[str, Shapes], float]:
@@ -209,7 +198,16 @@ def batch_growth(a: Iterable[Shapes], b: Iterable[Shapes]) -> tuple[int, int] | 
         for other in after - before or after:
             factor = _factor(shapes, other)
             if factor is not None and factor != 1 and _all_grow(before, after, factor):
-                return _smallest(before, after, factor)
+                grown = {
+                    (x, y)
+                    for a in before
+                    for b in after
+                    if _factor(a, b) == factor
+                    for dims, others in zip(a, b, strict=True)
+                    for x, y in zip(dims, others, strict=True)
+                    if x != y
+                }
+                return min(grown)
     return None
 
 
@@ -237,21 +235,8 @@ def _all_grow(before: set[Shapes], after: set[Shapes], factor: float) -> bool:
     )
 
 
-def _smallest(before: set[Shapes], after: set[Shapes], factor: float) -> tuple[int, int]:
-    grown = {
-        (x, y)
-        for a in before
-        for b in after
-        if _factor(a, b) == factor
-        for dims, others in zip(a, b, strict=True)
-        for x, y in zip(dims, others, strict=True)
-        if x != y
-    }
-    return min(grown)
-
-
 def common_factor(a: dict[str, float], b: dict[str, float]) -> float | None:
-    """How many times as often B does everything that A does; None without one common factor."""
+    """Return how many times as often B does all that A does; None without one common factor."""
     if not a or a.keys() != b.keys():
         return None
     factors = [b[name] / a[name] for name in a]
@@ -267,7 +252,7 @@ _LISTED_FACTS = ("command", "world_size", "host", "device", "torch", "cuda", "hi
 
 
 def describe_workload(facts: dict[str, Any], explanation: Explanation | None = None) -> Workload:
-    """From the captured facts and the trace's operators."""
+    """Describe it from the captured facts and the trace's operators."""
     if explanation is None:
         return _workload(facts, None, None, ())
     rank = explanation.ranks[0]
@@ -355,7 +340,7 @@ def _trace_differences(a: Explanation, b: Explanation) -> list[Difference]:
 
 
 def _counterparts(a: Iterable[Operator], b: Iterable[Operator]) -> tuple[Operator, Operator] | None:
-    """On each side, the heaviest product or convolution with shapes that the other lacks.
+    """Find on each side the heaviest product or convolution with shapes that the other lacks.
 
     If both sides have the same shapes, the heaviest of all.
     """

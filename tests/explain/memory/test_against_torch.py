@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benches import analyse
 from stepscope import read_trace
 from stepscope.explain.memory.lifetimes import find_lifetimes
-from stepscope.explain.memory.model import find_transformer
-from stepscope.explain.memory.theory import transformer_activations
+from stepscope.explain.memory.model import find_transformer, transformer_activations
 from stepscope.records.memory import CATEGORIES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stepscope import read_trace
-from stepscope.step.graph import CallKind, Phase, build_graph
+from stepscope.step.graph import CallKind, Phase, build_graph, typical_step
 from stepscope.step.replay import replay
 from stepscope.step.steps import find_steps
-from stepscope.step.typical import typical_step
 from stepscope.step.work import find_work
 
 from ..build import AUTOGRAD, call, kernel, note, op, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ..conftest import Read
+from ..conftest import Read
 
 GOLDEN = ("cuda_step", "cuda_graph", "cpu_step", "cpu_stack_memory")
 

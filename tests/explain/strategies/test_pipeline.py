@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from stepscope.explain.findings import find_in_job
+from stepscope.explain.findings import apply_rules
+from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.strategies.join import bound
 from stepscope.records.strategies import Pipeline, RankPipeline
 
 from ..build import Events, note, op, step
+from ..conftest import Read
 from .found import ENGINE, US, comm, compute, job_with, join, strategies_of
-
-if TYPE_CHECKING:
-    from ..conftest import Read
 
 STAGE = [{"stage": 1, "stages": 2}]
 
@@ -149,7 +148,7 @@ def test_the_stage_with_most_compute_decides(read: Read) -> None:
     each = joined(part(0), part(1, compute_ns=900, bubble_ns=100), part(2))
     assert each.imbalance == pytest.approx(900 / 700)
     assert each.deciding_stage == 1
-    (finding,) = find_in_job(job_with(), [each])
+    (finding,) = apply_rules("job", JobEvidence(job_with(), [each]))
     assert finding.id == "pipeline-bubble"
     assert finding.share == pytest.approx(0.3)
     assert finding.rank == 1
@@ -169,7 +168,7 @@ def test_replicas_of_a_stage_are_one_stage(read: Read) -> None:
 
 def test_a_pipeline_without_a_bubble_is_not_a_finding(read: Read) -> None:
     each = joined(part(0, bubble_ns=10), part(1, bubble_ns=10), part(2, bubble_ns=10))
-    assert find_in_job(job_with(), [each]) == ()
+    assert apply_rules("job", JobEvidence(job_with(), [each])) == []
 
 
 @pytest.mark.parametrize(("p", "m", "share"), [(4, 8, 3 / 11), (4, 4, 3 / 7), (1, 5, 0)])

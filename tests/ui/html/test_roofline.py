@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from rich.console import Console, Group
 
 from stepscope import explain_rank, read_trace
-from stepscope.explain.roofline import shape_words
 from stepscope.explain.verdict import judge
 from stepscope.records.explanation import Budget, Part
-from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Spot
+from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Spot, shape_words
 from stepscope.text.figures import flop_rate, flops
 from stepscope.ui.html.panes.efficiency import (
     LEAST_TIME,

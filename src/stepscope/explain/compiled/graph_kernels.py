@@ -27,6 +27,7 @@ from stepscope.records.compiled import (
 )
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.step.arrays import Bools, Int32s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.phases import in_optimizer_step, places_of_steps
 from stepscope.step.work import rows_named
@@ -35,7 +36,6 @@ from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.step.arrays import Bools, Int32s
 
 _MOST_KERNELS = 48
 _MOST_PLACES = 4
@@ -83,9 +83,14 @@ def time_kernels(analysis: RankAnalysis) -> dict[str, GraphKernels]:
         total = np.bincount(kernel, pieces.dur_ns[mine], size)
         runs = len(distinct(pieces.region[mine]))
         facts = opened.facts[number]
+        whole = float(total.sum()) or 1.0
+        shares: dict[Place, float] = {}
+        for fact, ns in zip(facts, total.tolist(), strict=False):
+            for place, share in fact.lines:
+                shares[place] = shares.get(place, 0.0) + share * ns / whole
         found[graph.key] = GraphKernels(
             times=_rows_by_name(facts, total, runs / steps, steps),
-            line_shares=_by_line(facts, total),
+            line_shares=shares,
         )
     return _without_record(analysis, set(found)) | found
 
@@ -153,15 +158,6 @@ def _rows_by_name(
             bytes_moved=fact.size_bytes,
         )
     return _longest(rows.values())
-
-
-def _by_line(facts: tuple[KernelFacts, ...], total: np.ndarray) -> dict[Place, float]:
-    whole = float(total.sum()) or 1.0
-    shares: dict[Place, float] = {}
-    for fact, ns in zip(facts, total.tolist(), strict=False):
-        for place, share in fact.lines:
-            shares[place] = shares.get(place, 0.0) + share * ns / whole
-    return shares
 
 
 def share_known(analysis: RankAnalysis) -> tuple[float | None, float | None]:
@@ -271,7 +267,7 @@ class KernelFacts(NamedTuple):
     lines: tuple[tuple[Place, float], ...]  # with the share of each; shares add up to 1
     flops: int | None  # of its products; None: not known
     size_bytes: int | None
-    dtype: int = ABSENT  # of most of its FLOPs; code of DTYPES
+    dtype: int = ABSENT  # of most of its FLOPs; code of PEAKS
 
 
 def describe_kernels(graph: CompiledGraph, rates: tuple[float, float]) -> list[KernelFacts]:

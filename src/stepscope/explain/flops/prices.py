@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.flops import memory_bound, products  # noqa: F401
 from stepscope.explain.flops.call import (
-    DTYPES,
     FP32,
     MATMUL_LIKE,
     OTHER,
@@ -23,18 +23,15 @@ from stepscope.explain.flops.call import (
     compiled,
     dtype_code,
 )
+from stepscope.records.compiled import CompiledGraph, GraphOperator
+from stepscope.records.dtypes import PEAKS
+from stepscope.records.hardware import Ceilings
 from stepscope.records.trace import ABSENT, Trace
+from stepscope.step.arrays import Bools, Int8s, Int64s
 from stepscope.step.call_tree import group
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.compiled import CompiledGraph, GraphOperator
-    from stepscope.records.hardware import Ceilings
-    from stepscope.step.arrays import Bools, Int8s, Int64s
 
 # The fastest device needs 20 minutes for this many FLOPs: more come from damaged shapes. A backward
 # pass multiplies them by up to three, and the sum must still fit 64 bits.
@@ -144,7 +141,7 @@ class GraphCost(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a compiled graph."""
 
     flops: int | None  # None: a product has sizes that are not known
-    dtype: int  # of most of them; code of DTYPES
+    dtype: int  # of most of them; code of PEAKS
     again: int = 0  # of them, what fused attention computes again in backward
     in_fp32: int = 0  # of them, what has inputs in fp32
 
@@ -175,7 +172,7 @@ def price_graph(graph: CompiledGraph) -> GraphCost:
 
 def graph_rates(cost: GraphCost | None, ceilings: Ceilings | None) -> tuple[float, float]:
     """FLOP/s and bytes per second at which a graph computes at best."""
-    dtype = DTYPES[cost.dtype] if cost and cost.dtype >= 0 else "fp32"
+    dtype = PEAKS[cost.dtype] if cost and cost.dtype >= 0 else "fp32"
     flops_s = ceilings.flops.get(dtype) if ceilings else None
     bytes_s = ceilings.bytes_s if ceilings else None
     return (flops_s, bytes_s) if flops_s and bytes_s else CORE_RATES

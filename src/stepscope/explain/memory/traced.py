@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.host_calls import PREFIX, place_of, user_frames
 from stepscope.explain.memory.captured import batch_line, fragmentation_of
@@ -32,15 +32,10 @@ from stepscope.records.memory import (
     SiteBytes,
 )
 from stepscope.records.trace import HostKind, Trace
+from stepscope.step.arrays import Int32s, Int64s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.work import rows_named
 from stepscope.trace.links import nearest, nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Int32s, Int64s
-
 
 # Memory held from before the window is divided only if gradients come and go: every trained
 # parameter has a gradient of its size, and the optimizer's name says what it keeps for each. What
@@ -178,7 +173,10 @@ def sites_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[SiteBytes, .
     alive = lifetimes.alive_at(row)
     around = lifetimes.host[alive]
     operator = _names(trace, _operators(trace, around))
-    frame = _names(trace, _user_frames(trace, around))
+    host = trace.host
+    forward = _looked_up(host.forward_of, nearest_of(host, host.forward_of >= 0, around))
+    own = user_frames(trace, around)
+    frame = _names(trace, np.where(own >= 0, own, user_frames(trace, forward)))
     rows = _grouped(operator, frame, lifetimes.category[alive], lifetimes.size_bytes[alive])
     out = []
     for (code, place, category), (size, blocks) in rows:
@@ -240,13 +238,6 @@ def _operators(trace: Trace, rows: Int32s) -> Int32s:
     parent = np.maximum(host.parent, 0)
     below = (host.parent >= 0) & (nearest(host, operator)[parent] >= 0)
     return nearest_of(host, operator & ~below, rows)
-
-
-def _user_frames(trace: Trace, rows: Int32s) -> Int32s:
-    host = trace.host
-    forward = _looked_up(host.forward_of, nearest_of(host, host.forward_of >= 0, rows))
-    own = user_frames(trace, rows)
-    return np.where(own >= 0, own, user_frames(trace, forward))
 
 
 def _names(trace: Trace, rows: Int32s) -> Int32s:

@@ -5,11 +5,14 @@ why some time is exposed.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.strategies.evidence import (
+    Bools,
+    Int64,
     StrategyEvidence,
     backward_spans,
     common_size,
@@ -18,14 +21,9 @@ from stepscope.explain.strategies.evidence import (
 from stepscope.records.strategies import Bucket, RankDataParallel, Why
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step import intervals
+from stepscope.step.intervals import Set
 from stepscope.step.work import rows_named
 from stepscope.trace.links import distinct
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.explain.strategies.evidence import Bools, Int64
-    from stepscope.step.intervals import Set
 
 # DDP is known from its annotation or from the capture; a bare trace shows it as all-reduces that
 # backward calls. Buckets are distinguished by their place in the step.
@@ -194,7 +192,12 @@ _UPDATE = re.compile(r"^Optimizer\.step#")
 def find_exchanging_passes(evidence: StrategyEvidence, reduces: Bools) -> tuple[int, Bools]:
     """How many passes of a usual step exchange gradients, and the calls of all but the last."""
     early = np.zeros(len(evidence), bool)
-    forwards = forward_times(evidence.trace)
+    # When the host began each forward of DDP.
+    host = evidence.trace.host
+    named = rows_named(
+        evidence.trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == FORWARD
+    )
+    forwards = np.sort(host.start_ns[named])
     if not len(forwards):
         return 1, early
     pass_of = np.searchsorted(forwards, evidence.made_ns, side="right") - 1
@@ -214,13 +217,6 @@ def find_exchanging_passes(evidence: StrategyEvidence, reduces: Bools) -> tuple[
             early[calls] = pass_of[calls] < passes[-1]
     usual = int(np.bincount(counts).argmax()) if counts else 1
     return usual, early if usual > 1 else np.zeros(len(evidence), bool)
-
-
-def forward_times(trace: Trace) -> Int64:
-    """When the host began each forward of DDP."""
-    host = trace.host
-    named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == FORWARD)
-    return np.sort(host.start_ns[named])
 
 
 def _update_ends(trace: Trace) -> Int64:

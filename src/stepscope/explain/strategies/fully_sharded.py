@@ -7,13 +7,22 @@ an annotation are reported as ZeRO. The formula counts mixed-precision Adam: 16 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from stepscope.explain.memory.theory import STAGES, bytes_per_parameter
-from stepscope.explain.strategies.evidence import common_size, compute_before, mean
+from stepscope.explain.memory.model import STAGES, bytes_per_parameter
+from stepscope.explain.strategies.evidence import (
+    Bools,
+    Int32,
+    Int64,
+    StrategyEvidence,
+    common_size,
+    compute_before,
+    mean,
+)
+from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS
 from stepscope.records.memory import CapturedMemory
 from stepscope.records.strategies import (
@@ -24,15 +33,10 @@ from stepscope.records.strategies import (
     ShardMemory,
 )
 from stepscope.records.trace import HostKind
-from stepscope.step.collectives import DTYPE_BYTES, kind_of
+from stepscope.step.collectives import kind_of
 from stepscope.step.work import rows_named
 from stepscope.text.words import counted
 from stepscope.trace.links import distinct, nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.explain.strategies.evidence import Bools, Int32, Int64, StrategyEvidence
 
 _FSDP2 = "FSDP::"
 _ANNOTATED = re.compile(r"FullyShardedDataParallel\.|FSDP::").match
@@ -68,12 +72,18 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankFullySharded | No
     flavour: Flavour = "FSDP2" if second else "FSDP1" if annotated else "ZeRO"
     in_step = (mine & gathers).any() and (annotated or not _only_after_backward(evidence, mine))
     shards = groups[0].size if groups else None
+    out = [
+        f"{counted(count, 'module')} of class {name}"
+        for name, count in (evidence.layout.get("fsdp_modules") or {}).items()
+    ]
+    if annotated:
+        out.append("FSDP annotates its gathers and scatters")
     return RankFullySharded(
         flavour=flavour,
         stage=3 if in_step else 2 if (mine & evidence.of_kind("reduce_scatter")).any() else 1,
         groups=groups,
         replicate_groups=evidence.groups_of(mine & reduces) if (mine & ~reduces).any() else (),
-        evidence=_describe(evidence, annotated),
+        evidence=tuple(out) or ("gathers and scatters in one group",),
         step_ns=evidence.step_ns,
         comm_ns=evidence.comm_ns(mine),
         exposed_ns=evidence.exposed_comm_ns(mine),
@@ -93,16 +103,6 @@ def _annotations(evidence: StrategyEvidence, around: Int32, mine: Bools) -> dict
     """String codes and names of the annotations around these calls."""
     codes = distinct(evidence.trace.host.name[around[mine & (around >= 0)]]).tolist()
     return {code: evidence.trace.strings[code] for code in codes}
-
-
-def _describe(evidence: StrategyEvidence, annotated: bool) -> tuple[str, ...]:
-    out = [
-        f"{counted(count, 'module')} of class {name}"
-        for name, count in (evidence.layout.get("fsdp_modules") or {}).items()
-    ]
-    if annotated:
-        out.append("FSDP annotates its gathers and scatters")
-    return tuple(out) or ("gathers and scatters in one group",)
 
 
 def _gathering_and_scattering(evidence: StrategyEvidence, free: Bools) -> Bools:
@@ -159,7 +159,9 @@ def _blocks(
     lead = np.zeros(len(evidence), np.int64)
     lead[gathers] = _leads(evidence, gathers, names)
     opening = np.zeros(len(evidence), np.bool_)
-    opening[_first_of_phase(evidence, gathers)] = True
+    # The first gather of each step's forward and backward: no compute could hide it.
+    key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
+    opening[gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]] = True
     calls = np.flatnonzero(mine)
     keys = np.stack((names.code[calls], evidence.kind[calls], evidence.backward[calls]), axis=1)
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
@@ -192,12 +194,6 @@ def _block(
         lead_ns=ahead,
         prefetched=None if ahead is None or opening[at].all() else ahead > 0,
     )
-
-
-def _first_of_phase(evidence: StrategyEvidence, gathers: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The first gather of each step's forward and backward: no compute could hide it."""
-    key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
-    return gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]
 
 
 def _leads(evidence: StrategyEvidence, gathers: NDArray[np.intp], names: _BlockNames) -> Int64:
@@ -269,5 +265,5 @@ def _element_bytes(evidence: StrategyEvidence, gathers: Bools) -> int | None:
     typed = nearest_of(host, host.dtypes >= 0, evidence.row[gathers])
     for code in distinct(host.dtypes[typed[typed >= 0]]).tolist():
         names |= set(re.findall(r'"([^"]+)"', trace.strings[code].lower())[:1])
-    widths = {DTYPE_BYTES[name] for name in names if name in DTYPE_BYTES}
+    widths = {LOWER_CASE_BYTES[name] for name in names if name in LOWER_CASE_BYTES}
     return widths.pop() if len(widths) == 1 else None

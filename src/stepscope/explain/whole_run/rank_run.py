@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.explain.whole_run.account import account_for
 from stepscope.explain.whole_run.stalls import (
@@ -33,15 +34,9 @@ from stepscope.records.run import (
     StepSeries,
     StepTimes,
 )
+from stepscope.step.arrays import Bools, Floats, Int64s
 from stepscope.step.graph import QUEUE_DEPTH
 from stepscope.step.statistics import lower_median, mean_interval, median, spread
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.rank import Ints
-    from stepscope.step.arrays import Bools, Floats
-
 
 _MOST_NUMBERS = 10
 _NEARLY_ALL = 0.9
@@ -68,7 +63,10 @@ def explain_run(
     steady, warm_up = find_steady(steps)
     step_ns = steps.step_ns[steady].astype(np.float64)
     numbers = steps.number[steady]
-    causes = {**_measured_waits(steps, steady), **_floats(waits or {}, steady)}
+    causes = {
+        **_measured_waits(steps, steady),
+        **{cause: column[steady].astype(np.float64) for cause, column in (waits or {}).items()},
+    }
     levels = find_step_levels(
         without_waits(step_ns, causes),
         numbers,
@@ -76,6 +74,12 @@ def explain_run(
         _chosen(steps.allocated_bytes, steady),
     )
     split = split_stalls(step_ns, levels.level, causes, hidden=steps.device_ns is not None)
+    cause = np.full(len(steps), -1, np.int8)
+    cause[steady] = split.main_cause
+    unknown = np.zeros(len(steps))
+    unknown[steady] = split.excess_ns.get("unknown", 0.0)
+    excess = np.zeros(len(steps), np.int64)
+    excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
     return RankRun(
         rank=rank,
         attempt=times.attempt if times else 1,
@@ -90,7 +94,16 @@ def explain_run(
         account=account_for(steps, warm_up, times) if times else None,
         began_ns=times.began_ns if times else None,
         ended_ns=times.ended_ns if times else None,
-        series=_series(steps, steady, warm_up, split),
+        series=StepSeries(
+            number=steps.number,
+            start_unix_ns=steps.end_unix_ns - steps.wall_ns,
+            step_ns=steps.step_ns,
+            cause=cause,
+            window=steps.window | steps.memory,
+            warm_up=warm_up,
+            excess_ns=excess,
+            unknown_ns=unknown,
+        ),
     )
 
 
@@ -115,12 +128,6 @@ def _chosen(column: NDArray[np.int64] | None, steady: Bools) -> NDArray[np.int64
     return None if column is None else column[steady]
 
 
-def _floats(
-    waits: Mapping[StallCause, NDArray[np.int64]], steady: Bools
-) -> dict[StallCause, Floats]:
-    return {cause: column[steady].astype(np.float64) for cause, column in waits.items()}
-
-
 def _measured_waits(steps: StepColumns, steady: Bools) -> dict[StallCause, Floats]:
     """What each cause measured in each steady step, without the time between epochs."""
     between = _between_epochs(steps)
@@ -135,17 +142,16 @@ def _measured_waits(steps: StepColumns, steady: Bools) -> dict[StallCause, Float
     if steps.cpu_wait_ns is not None:
         waits["operating_system"] = np.maximum(steps.cpu_wait_ns[steady], 0).astype(np.float64)
         if "data" in waits:
-            waits["data"] = _without_core_waits(waits["data"], waits["operating_system"])
+            # A loader that works in the training process takes longer when no core
+            # is free. Where that explains nearly all of a long wait, it is no wait
+            # for data: a thread that waits for a loader's workers sleeps, and is not
+            # ready to run.
+            data = waits["data"]
+            core_wait = waits["operating_system"]
+            usual = np.minimum(data, np.median(data)) if len(data) else data
+            crowded = core_wait > _NEARLY_ALL * (data - usual)
+            waits["data"] = np.where(crowded, np.maximum(usual, data - core_wait), data)
     return waits
-
-
-def _without_core_waits(data: Floats, core_wait: Floats) -> Floats:
-    """A loader that works in the training process takes longer when no core is free. Where that
-    explains nearly all of a long wait, it is no wait for data: a thread that waits for a loader's
-    workers sleeps, and is not ready to run."""
-    usual = np.minimum(data, np.median(data)) if len(data) else data
-    crowded = core_wait > _NEARLY_ALL * (data - usual)
-    return np.where(crowded, np.maximum(usual, data - core_wait), data)
 
 
 def _between_epochs(steps: StepColumns) -> dict[StallCause, NDArray[np.int64]]:
@@ -229,25 +235,6 @@ def _stalled_places(excess: Floats) -> NDArray[np.intp]:
     return np.sort(rising[~remainder & (excess[rising] > 0)])
 
 
-def _series(steps: StepColumns, steady: Bools, warm_up: int, split: StallSplit) -> StepSeries:
-    cause = np.full(len(steps), -1, np.int8)
-    cause[steady] = split.main_cause
-    unknown = np.zeros(len(steps))
-    unknown[steady] = split.excess_ns.get("unknown", 0.0)
-    excess = np.zeros(len(steps), np.int64)
-    excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
-    return StepSeries(
-        number=steps.number,
-        start_unix_ns=steps.end_unix_ns - steps.wall_ns,
-        step_ns=steps.step_ns,
-        cause=cause,
-        window=steps.window | steps.memory,
-        warm_up=warm_up,
-        excess_ns=excess,
-        unknown_ns=unknown,
-    )
-
-
 # What takes longer after a change of level: a phase of the step, or the wait for a free core.
 
 
@@ -305,7 +292,11 @@ def find_memory_growth(
     read = (columns.allocated_bytes >= 0) & ~columns.window & ~columns.memory
     numbers = columns.number[read].astype(np.float64)
     alive = columns.allocated_bytes[read].astype(np.float64)
-    late = np.searchsorted(numbers, _warm_up_end(numbers)) if len(numbers) else 0
+    late = (
+        np.searchsorted(numbers, float(numbers[0] + _WARM_UP * (numbers[-1] - numbers[0])))
+        if len(numbers)
+        else 0
+    )
     numbers, alive = numbers[late:], alive[late:]
     if len(numbers) < _FEWEST_READINGS or not _keeps_rising(numbers, _floor(alive)):
         return None
@@ -313,10 +304,6 @@ def find_memory_growth(
     grown = growth.bytes_per_step * float(numbers[-1] - numbers[0]) if growth else 0.0
     least = max(_LEAST_BYTES[of], _LEAST_SHARE * float(alive[-1]))
     return growth if grown >= least else None
-
-
-def _warm_up_end(numbers: Floats) -> float:
-    return float(numbers[0] + _WARM_UP * (numbers[-1] - numbers[0]))
 
 
 def _floor(alive: Floats) -> Floats:
@@ -366,9 +353,10 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
     calm = steady & (run.series.cause < 0)
     device = steps.device_ns[calm] if steps.device_ns is not None else np.empty(0, np.int64)
     device = device[device >= 0]
+    times = steps.step_ns[steady]
     return MeasuredSteps(
         steps=run.times.steps,
-        steps_ns=tuple(_thin(steps.step_ns[steady]).tolist()),
+        steps_ns=tuple(times[:: 1 + (len(times) - 1) // _MOST_TIMES].tolist()),
         step_ns=round(1e6 * run.times.typical_ms),
         wall_ns=round(float(np.median(steps.wall_ns[calm]))),
         device_ns=round(float(np.median(device))) if len(device) else None,
@@ -378,11 +366,7 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
     )
 
 
-def _thin(times: Ints) -> Ints:
-    return times[:: 1 + (len(times) - 1) // _MOST_TIMES]
-
-
-def _mean_wait(data_ns: Ints | None, steady: Bools, calm: Bools) -> int | None:
+def _mean_wait(data_ns: Int64s | None, steady: Bools, calm: Bools) -> int | None:
     """None without a data loader. Where a step stalled, its calm neighbours say what it would have
     waited: stalls may be common where waits are long."""
     if data_ns is None or not calm.any():
@@ -459,7 +443,14 @@ def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
         return {}
     kinds = [_typical([step for step in own if step.fine == fine]) for fine in (False, True)]
     return {
-        phase: round(min(_median_ns(kind, phase) for kind in kinds if kind)) for phase in _PHASES
+        phase: round(
+            min(
+                median([float(getattr(step, f"{phase}_ns")) for step in kind])
+                for kind in kinds
+                if kind
+            )
+        )
+        for phase in _PHASES
     }
 
 
@@ -540,7 +531,3 @@ def _launches_ahead(steps: StepColumns, first: Bools, launches: int) -> Floats:
         done = np.interp(host_ns, np.concatenate(([0], device_ns)), np.arange(end - begin + 1))
         ahead[begin:end] = launches * (np.arange(1, end - begin + 1) - done)
     return ahead
-
-
-def _median_ns(steps: Sequence[HostStepTimes], phase: str) -> float:
-    return median([float(getattr(step, f"{phase}_ns")) for step in steps])

@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from stepscope.records.rank import StepColumns
 from stepscope.records.run import STALL_CAUSES, StallCause
+from stepscope.step.arrays import Bools, Floats, Int64s
 from stepscope.step.statistics import block_medians, spread
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.rank import Ints, StepColumns
-    from stepscope.step.arrays import Bools, Floats, Int64s
-
 
 # A step's level is what a typical step takes there (step_levels.py). Pauses that were measured are
 # taken off first: evaluation, checkpoints, compilation and garbage collection wherever they last
@@ -247,7 +242,11 @@ def find_steady(steps: StepColumns) -> tuple[Bools, int]:
     first = int(places[leading]) if leading < len(places) else len(steps)
     steady = plain.copy()
     steady[:first] = False
-    undisturbed = steady & ~_follows_ours(steps)
+    # Whether the step before was the last of a window, or one that measured something else.
+    ours = steps.window | steps.memory
+    after = np.zeros(len(steps), np.bool_)
+    after[1:] = ours[:-1] & (np.diff(steps.number) == 1)
+    undisturbed = steady & ~(after & ~ours)
     enough = np.count_nonzero(undisturbed) >= _FEWEST_SINGLE
     return (undisturbed if enough else steady), first
 
@@ -259,14 +258,6 @@ def _have_passes(steps: StepColumns) -> Bools:
         return np.ones(len(steps), np.bool_)
     passes: Bools = backward > 0
     return passes
-
-
-def _follows_ours(steps: StepColumns) -> Bools:
-    """Whether the step before was the last of a window, or one that measured something else."""
-    ours = steps.window | steps.memory
-    after = np.zeros(len(steps), np.bool_)
-    after[1:] = ours[:-1] & (np.diff(steps.number) == 1)
-    return after & ~ours
 
 
 def warm_up(steps: Floats) -> int:
@@ -288,7 +279,7 @@ def _slow_beginning(times: Floats, least: float) -> int:
     return first if first <= _LONGEST * len(times) else 0
 
 
-def _count_compiling(compile_ns: Ints | None, places: NDArray[np.intp]) -> int:
+def _count_compiling(compile_ns: Int64s | None, places: NDArray[np.intp]) -> int:
     """How many of the first steps compile; none if all do."""
     if compile_ns is None:
         return 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import mean
 from typing import Any
 
@@ -17,20 +17,15 @@ _open: list[ArrayLedger] = []
 
 
 class ArrayLedger:
-    """Of one array."""
+    """Count how the functions of one array were computed."""
 
     def __init__(self) -> None:
         self._times: Counter[tuple[str, str]] = Counter()
         self._spent: dict[tuple[str, str], deque[Callable[[], float]]] = {}
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> AbstractContextManager[None]:
         """Meanwhile `note` and `timed` write here."""
-        _open.append(self)
-        try:
-            yield
-        finally:
-            _open.pop()
+        return innermost(_open, self)
 
     def add(self, name: str, way: str) -> None:
         self._times[name, way] += 1
@@ -50,8 +45,8 @@ class ArrayLedger:
         return ways
 
     def cost_ms(self) -> dict[str, dict[str, float]]:
-        """Of the forward pass of each module and function that was computed model by model: the
-        mean of its last calls."""
+        """Return the mean forward time of the last calls of each module and function that was
+        computed model by model."""
         costs: dict[str, dict[str, float]] = {"modules": {}, "functions": {}}
         for (kind, name), spent in self._spent.items():
             costs[kind][name] = mean(read_ms() for read_ms in spent)
@@ -65,47 +60,36 @@ def note(name: str, way: str) -> None:
 
 
 @contextmanager
+def innermost(stack: list[Any], value: Any) -> Iterator[None]:
+    """Put a value on top of a stack meanwhile: arrays may compute inside of others."""
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+@contextmanager
 def timed(kind: str, name: str, like: torch.Tensor | None) -> Iterator[None]:
     """Note how long it takes, on the device of this tensor; nobody waits for a GPU meanwhile."""
     is_real = type(like) in (torch.Tensor, torch.nn.Parameter)  # else it is being compiled
     if not _open or like is None or not is_real:
         yield
-        return
-    clock = _DeviceClock(like.device) if like.device.type == "cuda" else _HostClock()
-    yield
-    read_ms = clock.stop()
-    if read_ms is not None:
-        _open[-1].add_time(kind, name, read_ms)
-
-
-class _HostClock:
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    def stop(self) -> Callable[[], float] | None:
-        spent_ms = 1e3 * (time.perf_counter() - self._start)
-        return lambda: spent_ms
-
-
-class _DeviceClock:
-    """By events on the current stream; none while a graph is captured."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._start = None if torch.cuda.is_current_stream_capturing() else self._event()
-
-    def _event(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def stop(self) -> Callable[[], float] | None:
-        if self._start is None:
-            return None
-        start, end = self._start, self._event()
+    elif like.device.type != "cuda":
+        start = time.perf_counter()
+        yield
+        spent_ms = 1e3 * (time.perf_counter() - start)
+        _open[-1].add_time(kind, name, lambda: spent_ms)
+    elif torch.cuda.is_current_stream_capturing():  # a graph's events cannot be read
+        yield
+    else:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(torch.cuda.current_stream(like.device))
+        yield
+        end.record(torch.cuda.current_stream(like.device))
 
         def read_ms() -> float:
             end.synchronize()
-            return float(start.elapsed_time(end))
+            return float(begin.elapsed_time(end))
 
-        return read_ms
+        _open[-1].add_time(kind, name, read_ms)

@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.quality import MAX_EVENT_BYTES
-from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Int32, Int64
 from stepscope.trace import links
 from stepscope.trace.formats.columns import Codes, Collector
 from stepscope.trace.formats.decode_events import Losses
@@ -25,11 +26,6 @@ from stepscope.trace.formats.plausible_values import (
     is_whole,
 )
 from stepscope.trace.formats.sqlite import ANY, TIMES, Database, TableRows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Int32, Int64
 
 LATEST_NS = LIMIT_NS // 2  # still a time after the session's start was added
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
@@ -81,23 +77,6 @@ class NsysTables:
         }
 
     def read(self) -> None:
-        self._read_kernels()
-        self._read_device("MEMCPY", DeviceKind.MEMCPY, _COPY, self._copy_names)
-        self._read_device("MEMSET", DeviceKind.MEMSET, _SET, self._memset_names)
-        self._read_graphs()
-        for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER"):
-            self._read_calls(table, HostKind.RUNTIME)
-        self._read_calls(_OVERHEAD, HostKind.OVERHEAD)
-        self._read_waits()
-        self._read_ranges()
-        self._read_thread_names()
-
-    def processes(self) -> list[int]:
-        """The processes that did device work; if none did, all that were recorded."""
-        busy = sorted(process & _MAX_ID for process in self._busy if process >= 0)
-        return busy or sorted({pid for pid, _ in self.columns.lanes})
-
-    def _read_kernels(self) -> None:
         have = self._database.columns(f"{_CUPTI}KERNEL")
         column = next((n for n in _KERNEL_NAMES if n.lower() in have), _KERNEL_NAMES[0])
         self._read_device(
@@ -106,6 +85,28 @@ class NsysTables:
             _GRID | {column: ANY},
             lambda rows: self._string_codes(rows[column]),
         )
+        self._read_device("MEMCPY", DeviceKind.MEMCPY, _COPY, self._copy_names)
+        self._read_device("MEMSET", DeviceKind.MEMSET, _SET, self._memset_names)
+        self._read_graphs()
+        for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER"):
+            self._read_calls(table, HostKind.RUNTIME)
+        self._read_calls(_OVERHEAD, HostKind.OVERHEAD)
+        # Waits are named after the calls that wait; these are looked up once for all.
+        waits = list(self._device_rows("SYNCHRONIZATION", DeviceKind.SYNC, {}))
+        if waits:
+            calls = self._call_names(np.concatenate([rows["correlation"] for rows in waits]))
+            for rows in waits:
+                codes = _by_distinct(rows["correlation"], partial(self._wait_names, calls))
+                self._add_device(rows, DeviceKind.SYNC, codes)
+        self._read_ranges()
+        for name, thread in self._database.records("ThreadNames", "nameId", "globalTid"):
+            if is_whole(thread, ANY):
+                self.columns.thread_names[_lane(thread)] = self._strings.get(name, "")
+
+    def processes(self) -> list[int]:
+        """The processes that did device work; if none did, all that were recorded."""
+        busy = sorted(process & _MAX_ID for process in self._busy if process >= 0)
+        return busy or sorted({pid for pid, _ in self.columns.lanes})
 
     def _read_graphs(self) -> None:
         """Whole graphs, if the work inside them was not recorded node by node."""
@@ -115,15 +116,6 @@ class NsysTables:
         for rows in self._device_rows("GRAPH_TRACE", DeviceKind.KERNEL, _GRAPH, nodes):
             graphs = self._distinct_names(rows["graphId"].tolist(), graph_name)
             self._add_device(rows, DeviceKind.KERNEL, graphs)
-
-    def _read_waits(self) -> None:
-        """Waits are named after the calls that wait; these are looked up once for all."""
-        waits = list(self._device_rows("SYNCHRONIZATION", DeviceKind.SYNC, {}))
-        if waits:
-            calls = self._call_names(np.concatenate([rows["correlation"] for rows in waits]))
-            for rows in waits:
-                codes = _by_distinct(rows["correlation"], partial(self._wait_names, calls))
-                self._add_device(rows, DeviceKind.SYNC, codes)
 
     def _call_names(self, wanted: Int64) -> dict[int, int]:
         """Correlation -> code of the first call's name."""
@@ -170,11 +162,19 @@ class NsysTables:
             yield batch
 
     def _add_device(self, rows: TableRows, kind: DeviceKind, name: Int32) -> None:
+        # The machine's numbers of the GPUs; a process may see only some, counted from zero.
+        device = rows["deviceId"]
+        pid = (rows["globalPid"] >> 24) & _MAX_ID
+
+        def numbers(keys: list[int]) -> Int64:
+            pairs = ((key >> 24, (key & _MAX_ID) - 1) for key in keys)
+            return np.array([self._gpus.get(pair, pair[1]) for pair in pairs], dtype=np.int64)
+
         self.columns.device.add(
             kind=_repeated(kind, len(rows), np.int8),
             name=name,
             lane=_repeated(ABSENT, len(rows), np.int32),
-            device=self._device_ids(rows),
+            device=_int32(_by_distinct(pid << 24 | (device + 1), numbers)),
             stream=_int32(rows["streamId"]),
             start_ns=rows["start"],
             dur_ns=rows["end"] - rows["start"],
@@ -206,7 +206,11 @@ class NsysTables:
             if not len(rows):
                 continue
             distinct = Codes()
-            place = distinct.encode(self._range_texts(rows))
+            # A range's text is in its row, or registered once and referred to.
+            pairs = zip(rows.texts, rows["textId"].tolist(), strict=True)
+            texts = [text or self._strings.get(key) or UNNAMED for text, key in pairs]
+            self.unnamed += texts.count(UNNAMED)
+            place = distinct.encode(texts)
             parsed = np.array([codes.parse(text) for text in distinct], dtype=np.int64)[place]
             scope = self._scope(rows["globalTid"] >> 24)
             self._add_host(
@@ -217,13 +221,6 @@ class NsysTables:
                 forward_thread=parsed[:, 3].astype(np.int32),
                 sequence=np.where(parsed[:, 4] >= 0, parsed[:, 4] + scope, ABSENT),
             )
-
-    def _range_texts(self, rows: TableRows) -> list[str]:
-        """A range's text is in its row, or registered once and referred to."""
-        pairs = zip(rows.texts, rows["textId"].tolist(), strict=True)
-        texts = [text or self._strings.get(key) or UNNAMED for text, key in pairs]
-        self.unnamed += texts.count(UNNAMED)
-        return texts
 
     def _add_host(self, rows: TableRows, **columns: NDArray[Any]) -> None:
         absent = _repeated(ABSENT, len(rows), np.int64)
@@ -237,11 +234,6 @@ class NsysTables:
             start_ns=rows["start"],
             dur_ns=rows["end"] - rows["start"],
         )
-
-    def _read_thread_names(self) -> None:
-        for name, thread in self._database.records("ThreadNames", "nameId", "globalTid"):
-            if is_whole(thread, ANY):
-                self.columns.thread_names[_lane(thread)] = self._strings.get(name, "")
 
     def _timed(self, rows: TableRows) -> TableRows:
         """The rows with a usable start and duration; the others are counted."""
@@ -275,17 +267,6 @@ class NsysTables:
             return np.array([self._processes[key] if key >= 0 else 0 for key in keys], np.int64)
 
         return _by_distinct(process, codes) << 32
-
-    def _device_ids(self, rows: TableRows) -> Int32:
-        """The machine's numbers of the GPUs; a process may see only some, counted from zero."""
-        device = rows["deviceId"]
-        pid = (rows["globalPid"] >> 24) & _MAX_ID
-
-        def numbers(keys: list[int]) -> Int64:
-            pairs = ((key >> 24, (key & _MAX_ID) - 1) for key in keys)
-            return np.array([self._gpus.get(pair, pair[1]) for pair in pairs], dtype=np.int64)
-
-        return _int32(_by_distinct(pid << 24 | (device + 1), numbers))
 
     def _lane_codes(self, thread: Int64) -> Int32:
         codes = _by_distinct(thread, lambda keys: self.columns.lanes.encode([*map(_lane, keys)]))

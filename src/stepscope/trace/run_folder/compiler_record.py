@@ -22,6 +22,7 @@ from stepscope.records.compiled import (
     CompilerRecord,
     GraphBreak,
 )
+from stepscope.records.dtypes import BY_NAME
 from stepscope.records.quality import Note
 from stepscope.records.source_lines import Place
 from stepscope.trace.decode import Oddities, read_row_batches
@@ -79,7 +80,7 @@ class _CompilerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_compiler_record(folder: Path) -> tuple[CompilerRecord | None, tuple[Note, ...]]:
-    """Of a rank's folder; None where nothing was compiled, or nothing was captured of it."""
+    """Read a rank's compiler.jsonl; None where nothing was compiled or captured of it."""
     oddities = Oddities(COMPILER)
     lines = LineFile(folder / COMPILER, max_line_bytes=_MAX_LINE_BYTES)
     rows = [row for batch in read_row_batches(lines, _CompilerLine, oddities) for row in batch]
@@ -263,22 +264,6 @@ def _hint(reason: str) -> str:
 
 GRAPHS = "graphs.jsonl"
 _MAX_CAPTURE_BYTES = 256 << 20  # of one capture, unpacked
-# Torch's names of dtypes: the profiler's.
-_DTYPES = {
-    "float64": "double",
-    "float32": "float",
-    "float16": "c10::Half",
-    "bfloat16": "c10::BFloat16",
-    "float8_e4m3fn": "c10::Float8_e4m3fn",
-    "float8_e5m2": "c10::Float8_e5m2",
-    "int64": "long int",
-    "int32": "int",
-    "int16": "short",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "complex64": "c10::complex<float>",
-    "complex128": "c10::complex<double>",
-}
 _Row = tuple[str, list[Any], list[str], list[str], bool]
 
 
@@ -298,7 +283,7 @@ class _CaptureLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_captures(folder: Path) -> tuple[tuple[CapturedGraph, ...], tuple[Note, ...]]:
-    """Of a rank's folder, in the order of the captures; none where nothing was captured."""
+    """Read a rank's captures in their order; none where nothing was captured."""
     oddities = Oddities(GRAPHS)
     lines = LineFile(folder / GRAPHS, max_line_bytes=_MAX_LINE_BYTES)
     rows = [row for batch in read_row_batches(lines, _CaptureLine, oddities) for row in batch]
@@ -345,7 +330,7 @@ def _operator(
     return CapturedOperator(
         name=name,
         shapes=shapes,
-        dtypes=[_DTYPES.get(dtype, dtype) for dtype in dtypes],
+        dtypes=[BY_NAME[dtype].profiler[0] if dtype in BY_NAME else dtype for dtype in dtypes],
         concrete=concrete,
         backward=backward,
     )

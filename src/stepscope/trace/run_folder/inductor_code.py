@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.records.compiled import GRAPH_VIEWS, GraphKernel, GraphOperator
+from stepscope.records.dtypes import NAME_BYTES
 from stepscope.trace.run_folder.graph_text import (
     placeholders,
     read_graph,
@@ -30,7 +31,12 @@ def read_kernels(graph_text: str, code: str) -> tuple[GraphKernel, ...]:
     inputs = placeholders(graph_text)
     read = read_code(code, inputs)
     operators = read_graph(graph_text)
-    nodes = find_nodes(operators, returned_nodes(graph_text), read)
+    # Of each call; empty where it cannot be told.
+    returned = returned_nodes(graph_text)
+    join = _Join(operators, read)
+    join.match_returned(returned)
+    join.match_libraries()
+    nodes = join.open_loops()
     kernels = []
     before: frozenset[str] = frozenset()  # tensors of the call before, if it is a loop
     for call, its_nodes in zip(read.calls, nodes, strict=True):
@@ -47,16 +53,6 @@ def read_kernels(graph_text: str, code: str) -> tuple[GraphKernel, ...]:
         )
         before = tensors if is_loop else frozenset()
     return tuple(kernels)
-
-
-def find_nodes(
-    operators: Sequence[GraphOperator], returned: Sequence[str], code: InductorCode
-) -> list[tuple[str, ...]]:
-    """Of each call; empty where it cannot be told."""
-    join = _Join(operators, code)
-    join.match_returned(returned)
-    join.match_libraries()
-    return join.open_loops()
 
 
 class _Join:
@@ -92,7 +88,7 @@ class _Join:
         self._written = set(self._maker) | set(code.renamed)
 
     def _base(self, name: str) -> str:
-        """What a view is a view of."""
+        """Return what a view is a view of."""
         while name in self._views:
             name = self._views[name]
         return name
@@ -138,7 +134,7 @@ class _Join:
         return best
 
     def _fit(self, call: CodeCall, node: str) -> int:
-        """How many operands are the same on both sides; -1 if a known one differs."""
+        """Return how many operands are the same on both sides; -1 if a known one differs."""
         known = [self._lookup(name) for name in call.writes]
         if any(other is not None and other != node for other in known):
             return -1
@@ -190,10 +186,7 @@ class _Join:
             nodes.append(its)
             assigned.update(its)
             written.update((*call.writes, *call.wholes))
-        return self._with_copies(nodes)
-
-    def _with_copies(self, nodes: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """A loop that only copies into another layout works for the call that reads the copy."""
+        # A loop that only copies into another layout works for the call that reads the copy.
         reader = {
             name: number
             for number, call in reversed(list(enumerate(self._code.calls)))
@@ -246,7 +239,18 @@ class _Join:
         for name in (*call.writes, *call.wholes):
             node = self._node_of.get(name)
             if node is None and name not in call.wholes:
-                node = self._guess(name, reachable, taken=set(self._node_of.values()))
+                # The last reachable node of this size that others read.
+                taken = set(self._node_of.values())
+                size = self._code.sizes.get(name)
+                same = [
+                    node
+                    for node in reachable
+                    if self._inputs[node]
+                    and node not in taken
+                    and (size is None or self._operators[node].size_bytes in (None, size))
+                ]
+                outside = [node for node in same if set(self._users.get(node, ())) - reachable]
+                node = max(outside or same, key=self._order.__getitem__, default=None)
             if node is not None:
                 self._node_of.setdefault(name, node)
                 written.append(node)
@@ -273,19 +277,6 @@ class _Join:
                     wave.append(user)
         return found
 
-    def _guess(self, name: str, reachable: set[str], taken: set[str]) -> str | None:
-        """The last reachable node of this size that others read."""
-        size = self._code.sizes.get(name)
-        same = [
-            node
-            for node in reachable
-            if self._inputs[node]
-            and node not in taken
-            and (size is None or self._operators[node].size_bytes in (None, size))
-        ]
-        outside = [node for node in same if set(self._users.get(node, ())) - reachable]
-        return max(outside or same, key=self._order.__getitem__, default=None)
-
     def _slice(self, written: Iterable[str], stop: set[str]) -> set[str]:
         """All that these nodes need, back to where it stops."""
         found: set[str] = set()
@@ -303,12 +294,6 @@ class _Join:
 
 # The code that Inductor wrote for a graph: the kernels it calls, and the tensors of each call.
 
-_ITEM_BYTES = {
-    **dict.fromkeys(("float64", "int64", "complex64"), 8),
-    **dict.fromkeys(("float32", "int32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-}
 _ALLOCATED = re.compile(
     r"^\s*(\w+) = empty_strided\w*\(\(([\d, ]*)\), \([^)]*\), (?:device='[^']*', dtype=)?"
     r"torch\.(\w+)"
@@ -418,7 +403,7 @@ class _Reading:
             self.returned = tuple(_tensor(word) or "" for word in split_arguments(returned[1]))
 
     def _take_signature(self, line: str) -> None:
-        """Of a C++ kernel: one parameter a line."""
+        """Take the signature of a C++ kernel: one parameter a line."""
         whole = (self._signature or "") + line
         self._signature = whole
         if ")" in line:
@@ -491,7 +476,7 @@ def _tensor(argument: str) -> str | None:
 
 
 def _names_of_parameters(text: str) -> tuple[str, ...]:
-    """Of a C++ signature, where a type may be `at::BFloat16*`, or a Python one."""
+    """List parameters of a C++ signature, where a type may be `at::BFloat16*`, or a Python one."""
     names = (_PARAMETER.search(_ANNOTATED.split(one)[0].strip()) for one in split_arguments(text))
     return tuple(name[1] for name in names if name)
 
@@ -506,4 +491,4 @@ def _operator(name: str) -> str | None:
 
 def _bytes(dims: str, dtype: str) -> int:
     numbers = [int(word) for word in dims.split(",") if word.strip()]
-    return math.prod(numbers) * _ITEM_BYTES.get(dtype, 0)
+    return math.prod(numbers) * NAME_BYTES.get(dtype, 0)

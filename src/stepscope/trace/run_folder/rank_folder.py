@@ -42,7 +42,6 @@ from stepscope.trace.files import MissingFileError, list_folder, may_exist, read
 from stepscope.trace.run_folder.rank_facts import (
     RANK,
     CapturedGroup,
-    CapturedLayout,
     RankFacts,
     decode_facts,
 )
@@ -88,7 +87,7 @@ class _RecorderLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_rank_folder(trace: Path) -> RankFolder | None:
-    """None for a bare trace. What is missing, cut short or makes no sense is left out."""
+    """Return None for a bare trace. What is missing, cut short or makes no sense is left out."""
     folder = trace.parent
     comms = comms_of(trace)
     if not any(map(may_exist, (folder / RANK, folder / CLOCK, folder / comms))):
@@ -100,6 +99,14 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
     lines = read_rows(folder / comms, _RecorderLine, about_comms)
     read = (about_rank, about_clock, about_comms, about_run, about_links)
+    # Every group with all of its ranks.
+    communication = known.get("communication")
+    layout: dict[str, Any] = msgspec.to_builtins(communication) or {}
+    groups = communication.groups if communication is not None else None
+    if isinstance(groups, list):
+        layout["groups"] = [
+            {**_without_ranges(group), "ranks": group.members()} for group in groups
+        ]
     return RankFolder(
         host=known.get("host"),
         network_place=known.get("network_place"),
@@ -109,7 +116,7 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         rounds=tuple(_rounds(clock.syncs, about_clock)),
         keeping=_keeping(clock.host_clock),
         clock_notes=tuple(clock.notes[:_MOST_NOTES]),
-        layout=_layout(known.get("communication")),
+        layout=layout,
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
         data=known.get("data"),
@@ -130,7 +137,7 @@ class UntracedFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_untraced_folder(folder: Path) -> UntracedFolder:
-    """As `read_rank_folder`, without what only explains a trace: there may be thousands."""
+    """Read like `read_rank_folder`, without what only explains a trace: there may be thousands."""
     about = [Oddities(name) for name in (RANK, CLOCK, COLLECTIVES, LINKS)]
     about_rank, about_clock, about_run, about_links = about
     facts = decode_facts(folder, about_rank)
@@ -144,17 +151,6 @@ def read_untraced_folder(folder: Path) -> UntracedFolder:
     )
 
 
-def _layout(communication: CapturedLayout | None) -> dict[str, Any]:
-    """Every group with all of its ranks."""
-    layout: dict[str, Any] = msgspec.to_builtins(communication) or {}
-    groups = communication.groups if communication is not None else None
-    if isinstance(groups, list):
-        layout["groups"] = [
-            {**_without_ranges(group), "ranks": group.members()} for group in groups
-        ]
-    return layout
-
-
 def _without_ranges(group: CapturedGroup) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(group)
     del fields["ranges"]
@@ -162,10 +158,9 @@ def _without_ranges(group: CapturedGroup) -> dict[str, Any]:
 
 
 def read_rounds(folder: Path) -> tuple[Rounds, ...]:
-    """Only a rank's clock rounds; empty if it has none."""
-    about_clock = Oddities(CLOCK)
-    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
-    return tuple(_rounds(clock.syncs, about_clock))
+    """Read only a rank's clock rounds; empty if it has none."""
+    clock = read_record(folder / CLOCK, _Clock) or _Clock()
+    return tuple(_rounds(clock.syncs, Oddities(CLOCK)))
 
 
 def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:
@@ -229,7 +224,7 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_collective_log(folder: Path, oddities: Oddities) -> LoggedCollectives | None:
-    """None where no collectives of the whole run were captured."""
+    """Return None where no collectives of the whole run were captured."""
     readings = []
     for file in sorted(_parts(folder)):
         for number, line in enumerate(_text(file, oddities).split(b"\n")[:-1], 1):
@@ -318,7 +313,7 @@ def _places(
 
 
 def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]]:
-    """None where memory was not captured; notes about what could not be read."""
+    """Return None where memory was not captured; notes about what could not be read."""
     oddities = Oddities(MEMORY)
     captured = read_record(folder / MEMORY, CapturedMemory, oddities)
     if captured is not None:
@@ -341,7 +336,7 @@ def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]
 
 
 def read_saving(folder: Path) -> tuple[SavedMemory | None, tuple[Note, ...]]:
-    """What `save_memory` left; None where it did not run."""
+    """Return what `save_memory` left; None where it did not run."""
     oddities = Oddities(SAVING_FILE)
     saving = read_record(folder / SAVING_FILE, SavedMemory, oddities)
     if saving is not None and saving.timeline is not None and not saving.timeline.is_whole():
@@ -357,7 +352,7 @@ def read_memory(folder: Path) -> dict[str, Any] | None:
 
 
 def _known(categories: Categories, place: str, oddities: Oddities) -> Categories:
-    """Without names that are no category."""
+    """Drop names that are no category."""
     for name in categories.keys() - set(CATEGORIES):
         oddities.add(f"{place}.{brief(name)}", "no such category")
     return {name: categories[name] for name in CATEGORIES if name in categories}
@@ -402,7 +397,7 @@ class _SamplesFile(msgspec.Struct, frozen=True):
 
 
 def read_stack_samples(folder: Path) -> tuple[StackSamples | None, tuple[Note, ...]]:
-    """Of a rank's folder; None where stacks were not sampled or their steps are not known."""
+    """Read a rank's samples.json; None where stacks were not sampled or steps are not known."""
     oddities = Oddities(SAMPLES)
     file = read_record(folder / SAMPLES, _SamplesFile, oddities, _MAX_BYTES)
     if file is None or file.steps is None:

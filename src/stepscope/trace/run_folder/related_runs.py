@@ -14,15 +14,15 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.records.comparison import TuneResult
 from stepscope.records.job import SimilarRuns
 from stepscope.records.run import RunOrigin
-from stepscope.records.tuning import TuneResult
 from stepscope.text.words import lazy_pattern
-from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
+from stepscope.trace.decode import NotJsonError, decode, read_record
 from stepscope.trace.files import is_folder, list_folder, may_exist, read_whole
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_folder import MEMORY
-from stepscope.trace.run_folder.run_state import RUN_FILE, read_origin
+from stepscope.trace.run_folder.run_state import RUN, read_origin
 
 TUNE = "tune.json"
 JOURNAL, TRIALS = "journal.jsonl", "trials"  # there from the first trial on
@@ -57,8 +57,7 @@ def read_tune(folder: Path) -> TuneResult:
     try:
         return decode(read_whole(file), TuneResult)
     except NotJsonError:
-        oddities = Oddities(TUNE)
-        result = read_record(file, TuneResult, oddities)
+        result = read_record(file, TuneResult)
     if result is None:
         raise UnreadableInputError(f"{file} cannot be read as a tune's result")
     return result
@@ -68,19 +67,17 @@ def find_tune(run: Path, origin: RunOrigin) -> FoundTune | None:
     """The newest tune of the run's command: one that the run is part of, or one beside it."""
     if not origin.command:
         return None
-    around = _around(run)
+    # The tune that made this run: it is the baseline or a trial there.
+    around = [folder for folder in run.absolute().parents[:2] if is_tune_folder(folder)]
     newest = sorted(_beside(run, origin), key=_written, reverse=True)[:_MOST_TUNES]
     for folder in (*around, *newest):
         with contextlib.suppress(UnreadableInputError):
             result = read_tune(folder)
-            if _same_command(result, origin):
+            # The same words, in the same working folder where both are known.
+            same_folder = not result.folder or not origin.folder or result.folder == origin.folder
+            if result.command == origin.command and same_folder:
                 return FoundTune(folder, result, holds_run=folder in around)
     return None
-
-
-def _around(run: Path) -> list[Path]:
-    """The tune that made this run: it is the baseline or a trial there."""
-    return [folder for folder in run.absolute().parents[:2] if is_tune_folder(folder)]
 
 
 def _beside(run: Path, origin: RunOrigin) -> list[Path]:
@@ -102,12 +99,6 @@ def _written(folder: Path) -> float:
         return (folder / TUNE).stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _same_command(result: TuneResult, origin: RunOrigin) -> bool:
-    """The same words, in the same working folder where both are known."""
-    same_folder = not result.folder or not origin.folder or result.folder == origin.folder
-    return result.command == origin.command and same_folder
 
 
 # Runs of the same script beside a run: is it one of a search?
@@ -132,16 +123,14 @@ class _Weights(msgspec.Struct, frozen=True):
 
 
 def find_similar_runs(rank: Path) -> SimilarRuns | None:
-    """Of the run that this rank's folder is in; None if its script is not known."""
+    """Find runs like the one of this rank's folder; None if its script is not known."""
     run = rank.parent
     command = _command(run)
     script = _script(command)
     if script is None:
         return None
     try:
-        others = [
-            one for one in list_folder(run.parent) if one != run and may_exist(one / RUN_FILE)
-        ]
+        others = [one for one in list_folder(run.parent) if one != run and may_exist(one / RUN)]
     except UnreadableInputError:
         others = []
     own, weights = _arguments(command), _weights_bytes(rank)
@@ -161,7 +150,7 @@ def find_similar_runs(rank: Path) -> SimilarRuns | None:
 
 
 def _command(run: Path) -> tuple[str, ...]:
-    origin = read_origin(run) if may_exist(run / RUN_FILE) else None
+    origin = read_origin(run)
     return origin.command if origin else ()
 
 
@@ -170,18 +159,18 @@ def _script(command: Sequence[str]) -> str | None:
 
 
 def _arguments(command: Sequence[str]) -> tuple[str, ...]:
-    """What follows the script."""
+    """Return what follows the script."""
     script = _script(command)
     return tuple(command[command.index(script) + 1 :]) if script else ()
 
 
 def _values(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Without paths: where a run writes makes no difference."""
+    """Leave out paths: where a run writes makes no difference."""
     return tuple(word for word in arguments if not _is_path(word))
 
 
 def _shape(arguments: Sequence[str]) -> tuple[str, ...]:
-    """With a sign for each path and each number."""
+    """Replace each path and each number by a sign."""
     return tuple("/" if _is_path(word) else _NUMBER.sub("#", word) for word in arguments)
 
 
@@ -190,6 +179,6 @@ def _is_path(word: str) -> bool:
 
 
 def _weights_bytes(rank: Path) -> int | None:
-    """None where memory was not captured."""
-    known = read_record(rank / MEMORY, _Weights, Oddities(MEMORY))
+    """Return None where memory was not captured."""
+    known = read_record(rank / MEMORY, _Weights)
     return ((known and known.categories) or {}).get("parameters")

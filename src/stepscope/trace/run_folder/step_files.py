@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,16 +41,13 @@ from stepscope.records.quality import (
     StampNs,
     StepNumber,
 )
-from stepscope.records.rank import ALL_PHASES, StepColumns
+from stepscope.records.rank import ALL_PHASES, Ints, StepColumns, StepFlags
 from stepscope.text import figures
 from stepscope.text.words import counted
 from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record, read_row_batches
 from stepscope.trace.files import LineFile, list_folder, read_whole
 
-if TYPE_CHECKING:
-    from stepscope.records.rank import Ints, StepFlags
-
-    Chunk = dict[str, Ints]
+Chunk = dict[str, Ints]
 
 MAX_STEPS = 20_000_000  # lines of steps.jsonl; those of older captures are not packed
 MAX_STEPS_BYTES = 8 << 30
@@ -68,7 +65,7 @@ class _Counters(msgspec.Struct, frozen=True):
 
     @property
     def fields(self) -> list[str]:
-        """Where a line lacks one of these, it was zero."""
+        """Return where a line lacks one of these, it was zero."""
         counted = {
             "cpu_wait_ns": self.cpu_wait_ns,
             "major_faults": self.major_faults,
@@ -90,7 +87,9 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
     `oddities` says so.
     """
     # The tail first: steps that a running job packs meanwhile are then in both, and count once.
-    tail = _read_tail(folder / STEPS_FILE, oddities)
+    lines = LineFile((folder / STEPS_FILE), max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
+    batches = read_row_batches(lines, StepLine, oddities)
+    tail = [_to_chunk(rows) for rows in batches if rows]
     parts = _read_parts(folder, oddities)
     packed = sum(len(chunk[STEP]) for chunk in parts)
     chunks = parts + tail
@@ -103,18 +102,19 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
         columns.setdefault(name, np.zeros(len(columns[STEP]), np.int64))
     steps = _to_record(columns)
     _note_gaps(steps.number, oddities)
-    _note_lost_end(steps.number, rank, oddities)
+    # A rank that closed its files counted its steps: fewer in the files were lost later.
+    seen = int(steps.number[-1]) + 1
+    if rank.status == "finished" and rank.steps > seen:
+        lost = counted(rank.steps - seen, "step")
+        detail = f"the last {lost} of {rank.steps:,} are missing: the file was cut"
+        oddities.also(
+            Note(id="missing-steps", detail=f"{STEPS_FILE}: {detail}", count=rank.steps - seen)
+        )
     _note_clock(steps, oddities)
     return steps
 
 
 # Files -> chunks of raw columns.
-
-
-def _read_tail(file: Path, oddities: Oddities) -> list[Chunk]:
-    lines = LineFile(file, max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
-    batches = read_row_batches(lines, StepLine, oddities)
-    return [_to_chunk(rows) for rows in batches if rows]
 
 
 def _read_parts(folder: Path, oddities: Oddities) -> list[Chunk]:
@@ -162,8 +162,8 @@ def _column(chunk: Chunk, name: str) -> Ints:
 
 
 def _read_counts(folder: Path) -> _CountingRank:
-    """What was counted; older captures did not count."""
-    rank = read_record(folder / "rank.json", _CountingRank, Oddities("rank.json"))
+    """Return what was counted; older captures did not count."""
+    rank = read_record(folder / "rank.json", _CountingRank)
     return rank if rank is not None else _CountingRank()
 
 
@@ -214,19 +214,8 @@ def _note_gaps(numbers: Ints, oddities: Oddities) -> None:
     oddities.also(Note(id="missing-steps", detail=f"{STEPS_FILE}: {detail}", count=count))
 
 
-def _note_lost_end(numbers: Ints, rank: _CountingRank, oddities: Oddities) -> None:
-    """A rank that closed its files counted its steps: fewer in the files were lost later."""
-    seen = int(numbers[-1]) + 1
-    if rank.status == "finished" and rank.steps > seen:
-        lost = counted(rank.steps - seen, "step")
-        detail = f"the last {lost} of {rank.steps:,} are missing: the file was cut"
-        oddities.also(
-            Note(id="missing-steps", detail=f"{STEPS_FILE}: {detail}", count=rank.steps - seen)
-        )
-
-
 def clock_jumps(steps: StepColumns) -> Ints:
-    """For each step, by how much the wall clock was set while it ran (0: it was not).
+    """Return for each step by how much the wall clock was set while it ran (0: it was not).
 
     The wall clock must advance by a step's own time. It may advance by more around windows, the
     memory step and missing steps: capture works there outside any step.
@@ -308,7 +297,11 @@ def read_part(file: Path) -> dict[str, Ints]:
     part = _decode_part(file)
     try:
         columns = {name: _part_column(part, name) for name in part.columns}
-        _require_whole(columns, part.steps)
+        if part.steps < 1 or not {STEP, WALL} <= columns.keys():
+            raise UnreadableInputError("it holds no steps")
+        short = [name for name, values in columns.items() if values.shape != (part.steps,)]
+        if short:
+            raise UnreadableInputError(f"its column {short[0]} does not have {part.steps} values")
         columns = _restore(columns)
         columns |= {
             name: _flags(places, part.steps)
@@ -317,7 +310,10 @@ def read_part(file: Path) -> dict[str, Ints]:
         }
     except (OverflowError, ValueError, IndexError) as error:
         raise UnreadableInputError(str(error)) from None
-    _require_possible(columns)
+    for name, values in columns.items():
+        low, high = _bounds(name)
+        if values.min() < low or values.max() > high:
+            raise UnreadableInputError(f"its column {name} holds values that cannot be true")
     return columns
 
 
@@ -329,28 +325,17 @@ def _part_column(part: _Part, name: str) -> Ints:
 
 def _decode_part(file: Path) -> _Part:
     try:
-        part = decode(_decompress(read_whole(file)), _Part)
+        data = read_whole(file)
+        unpack = zlib.decompressobj(wbits=31)
+        text = unpack.decompress(data, _MAX_TEXT_BYTES)
+        if not unpack.eof:
+            raise UnreadableInputError("it ends early")
+        part = decode(text, _Part)
     except (NotJsonError, zlib.error) as error:
         raise UnreadableInputError(str(error)) from None
     if part.schema != PACKED_SCHEMA:
         raise UnreadableInputError(f"a newer stepscope wrote it (schema {part.schema})")
     return part
-
-
-def _decompress(data: bytes) -> bytes:
-    unpack = zlib.decompressobj(wbits=31)
-    text = unpack.decompress(data, _MAX_TEXT_BYTES)
-    if not unpack.eof:
-        raise UnreadableInputError("it ends early")
-    return text
-
-
-def _require_whole(columns: dict[str, Ints], steps: int) -> None:
-    if steps < 1 or not {STEP, WALL} <= columns.keys():
-        raise UnreadableInputError("it holds no steps")
-    short = [name for name, values in columns.items() if values.shape != (steps,)]
-    if short:
-        raise UnreadableInputError(f"its column {short[0]} does not have {steps} values")
 
 
 def _restore(columns: dict[str, Ints]) -> dict[str, Ints]:
@@ -370,13 +355,6 @@ def _flags(places: list[int], steps: int) -> Ints:
     flags = np.zeros(steps, np.int64)
     flags[np.array(places, np.int64)] = 1
     return flags
-
-
-def _require_possible(columns: dict[str, Ints]) -> None:
-    for name, values in columns.items():
-        low, high = _bounds(name)
-        if values.min() < low or values.max() > high:
-            raise UnreadableInputError(f"its column {name} holds values that cannot be true")
 
 
 def _bounds(name: str) -> tuple[int, int]:

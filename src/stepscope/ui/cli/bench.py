@@ -350,7 +350,7 @@ def _run(
     older: BenchResults | None,
     adds_runs: bool,
 ) -> SuiteEnd:
-    from stepscope.bench.enough_runs import EnoughRuns
+    from stepscope.bench.against import EnoughRuns
     from stepscope.bench.request import choose_tasks
     from stepscope.ui.bench.suite import SuiteEnd, require_gpu, require_torch, run_suite
     from stepscope.ui.progress import shown_trials

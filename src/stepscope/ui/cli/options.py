@@ -270,8 +270,7 @@ def listed(names: Iterable[str]) -> str:
 
 def print_applied_changes(*, as_json: bool) -> None:
     """Print each change with its values and what it does to the numbers."""
-    from stepscope.fix.remedies import FIXES
-    from stepscope.records.remedies import REMEDIES
+    from stepscope.changes import APPLIED, CHANGES
     from stepscope.ui.tune.plan import EFFECT_WORDS
 
     if as_json:
@@ -280,17 +279,17 @@ def print_applied_changes(*, as_json: bool) -> None:
         listed = [
             {
                 "id": name,
-                "what": REMEDIES[name].action,
+                "what": CHANGES[name].action,
                 "effect": str(fix.effect),
                 "values": [value for value in fix.values if value],
             }
-            for name, fix in FIXES.items()
+            for name, fix in APPLIED.items()
         ]
         write_json({"schema": 1, "changes": listed})
         return
-    width = max(map(len, FIXES))
-    for name, fix in FIXES.items():
-        click.echo(f"{name:<{width}}  {REMEDIES[name].action}")
+    width = max(map(len, APPLIED))
+    for name, fix in APPLIED.items():
+        click.echo(f"{name:<{width}}  {CHANGES[name].action}")
         values = ", ".join(f"{name}={value}" for value in fix.values if value)
         more = [f"it {EFFECT_WORDS[fix.effect]}", *([f"values: {values}"] if values else [])]
         click.echo(f"{'':<{width}}  {'; '.join(more)}")
@@ -391,10 +390,10 @@ def complete_change(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionI
     """Complete the last of several changes that commas separate."""
     from click.shell_completion import CompletionItem
 
-    from stepscope.fix.remedies import FIXES
+    from stepscope.changes import APPLIED
 
     before, comma, last = incomplete.rpartition(",")
-    return [CompletionItem(f"{before}{comma}{name}") for name in FIXES if name.startswith(last)]
+    return [CompletionItem(f"{before}{comma}{name}") for name in APPLIED if name.startswith(last)]
 
 
 with_option = click.option(

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    from stepscope.predict.whatifs import WHATIFS
+    from stepscope.changes import PREDICTED
 
-    return [CompletionItem(name) for name in WHATIFS if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in PREDICTED if name.startswith(incomplete)]
 
 
 @click.command(
@@ -112,10 +112,11 @@ def command(
 
 def parse_settings(texts: Sequence[str]) -> list[Setting]:
     """Read settings as on the command line; most changes may be given only once."""
-    from stepscope.predict.whatifs import WHATIFS, parse_setting
+    from stepscope.changes import PREDICTED
+    from stepscope.predict.whatifs import parse_setting
 
     wanted = [parse_setting(text) for text in texts]
-    names = [setting.name for setting in wanted if not WHATIFS[setting.name].repeatable]
+    names = [setting.name for setting in wanted if not PREDICTED[setting.name].repeatable]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"--set {twice[0]} is given twice")
@@ -290,12 +291,12 @@ def _remember(raw: Prediction, bench: Bench, path: str) -> str:
 
 
 def _print_list(as_json: bool) -> None:
-    from stepscope.predict.whatifs import WHATIFS
+    from stepscope.changes import PREDICTED
 
     if as_json:
-        listed = [{"name": whatif.name, "help": whatif.help} for whatif in WHATIFS.values()]
+        listed = [{"name": name, "help": change.help} for name, change in PREDICTED.items()]
         write_json({"schema": 1, "whatifs": listed})
         return
-    width = max(map(len, WHATIFS))
-    for whatif in WHATIFS.values():
-        click.echo(f"{whatif.name:<{width}}  {whatif.help}")
+    width = max(map(len, PREDICTED))
+    for name, change in PREDICTED.items():
+        click.echo(f"{name:<{width}}  {change.help}")

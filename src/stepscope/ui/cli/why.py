@@ -21,7 +21,6 @@ from stepscope.ui.cli.options import VerbCommand, json_option, listed
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from stepscope.predict.declaration import WhatIf
 
 # The pages about findings, as the package carries them: docs/findings, one page per finding.
 #
@@ -210,22 +209,21 @@ def _print_page(page: FindingPage, as_json: bool) -> None:
 
 def _print_change(name: str, as_json: bool) -> bool:
     """Print what a change is, and the commands for it; False if there is no such change."""
-    from stepscope.fix.remedies import FIXES
-    from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
-    from stepscope.records.remedies import FIX_OF, REMEDIES
-    from stepscope.text.words import SITE
+    from stepscope.changes import APPLIED, APPLIED_AS, CHANGES, PREDICTED
+    from stepscope.predict.whatifs import settings_for_remedy
 
-    fix = FIX_OF.get(name, name)
+    fix = APPLIED_AS.get(name, name)
     change, kind = fix.partition("=")[0], name.partition("=")[0]
-    known = next((REMEDIES[one] for one in (name, fix, change) if one in REMEDIES), None)
-    if known is None and kind not in WHATIFS:
+    offered = [CHANGES[id_] for id_ in (name, fix, change) if id_ in CHANGES]
+    known = next((one for one in offered if one.action), None)
+    if known is None and kind not in PREDICTED:
         return False
-    lines = [f"{name}: {known.action if known is not None else WHATIFS[kind].help}"]
+    lines = [f"{name}: {known.action if known is not None else PREDICTED[kind].help}"]
     settings = [str(setting) for setting in settings_for_remedy(known.id if known else change)]
-    if kind in WHATIFS and (kind != name or not settings):
-        settings = [name if kind != name else _example(WHATIFS[kind])]
+    if kind in PREDICTED and (kind != name or not settings):
+        settings = [name if kind != name else _example(kind)]
     lines += [f"Predict it: stepscope whatif RUN --set {setting}" for setting in settings[:1]]
-    if change in FIXES:
+    if change in APPLIED:
         lines.append(f"Measure it: stepscope tune --only {fix} -- python train.py")
     url = f"{SITE}/reference/changes/"
     if as_json:
@@ -238,11 +236,14 @@ def _print_change(name: str, as_json: bool) -> bool:
     return True
 
 
-def _example(whatif: WhatIf) -> str:
+def _example(name: str) -> str:
     """Return the setting to type for a what-if that was named without a value."""
-    if not whatif.takes_value or whatif.value_is_optional:
-        return whatif.name
-    return f"{whatif.name}={next(iter(whatif.usual), 'VALUE')}"
+    from stepscope.changes import PREDICTED
+
+    prediction = PREDICTED[name]
+    if not prediction.takes_value or prediction.value_is_optional:
+        return name
+    return f"{name}={next(iter(prediction.usual), 'VALUE')}"
 
 
 def _print_index(as_json: bool) -> None:

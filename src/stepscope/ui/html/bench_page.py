@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from stepscope.bench.against import compare_results
 from stepscope.bench.results import BenchComparison, BenchMachine, BenchResults, WorkloadResult
-from stepscope.explain.memory.theory import LABELS
+from stepscope.explain.memory.model import LABELS
 from stepscope.records.memory import CATEGORIES
 from stepscope.text.figures import long_duration, milliseconds, percent, significant, size
 from stepscope.text.words import counted, sentence

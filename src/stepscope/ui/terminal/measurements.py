@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from stepscope.explain.roofline import MOST, shape_words
 from stepscope.predict.operator_library import library_file
 from stepscope.records.hardware import (
+    MOST_SHAPES,
     OUT_OF_TIME,
     LaboratoryReport,
     OperatorTime,
     ProbeReport,
     Profile,
     UnprobedOperator,
+    shape_words,
 )
 from stepscope.text.figures import (
     duration,
@@ -58,7 +59,7 @@ from stepscope.ui.topics.measurements import (
 from stepscope.ui.words import Answer, or_dash
 
 if TYPE_CHECKING:
-    from stepscope.predict.collective_algorithms import AlgorithmComparison
+    from stepscope.predict.collective_times import AlgorithmComparison
 
 _WIDE = 88  # columns that the whole table of collectives needs
 
@@ -160,7 +161,7 @@ def print_probe(report: ProbeReport, *, path: str) -> None:
     rows = []
     for operator in report.operators[:_MOST_ROWS]:
         times = [operator.traced_ms, operator.probed_ms, *map(operator.modes_ms.get, report.modes)]
-        words = [operator.name, shape_words(operator.shapes, MOST), str(operator.count)]
+        words = [operator.name, shape_words(operator.shapes, MOST_SHAPES), str(operator.count)]
         rows.append([*words, *(or_dash(ms, significant) for ms in times)])
     title, spare = "operators of a step, both passes, ms", ["shapes", "calls"]
     table = fitting_table(title, columns, rows, width=console.width, spare=spare)
@@ -211,7 +212,7 @@ def _untimed_lines(unprobed: Sequence[UnprobedOperator]) -> Iterator[str]:
         name, shapes = call
         why = next(iter(modes[call].values()))
         where = "" if "" in modes[call] else f" in {', '.join(modes[call])}"
-        words = " ".join(filter(None, (name, shape_words(shapes, MOST))))
+        words = " ".join(filter(None, (name, shape_words(shapes, MOST_SHAPES))))
         yield f"not timed{where}: {words} ({percent(shares[call])} of the operators): {why}"
     if more := [call for call in failed if call not in large]:
         share = percent(sum(shares[call] for call in more))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from stepscope.explain.efficiency import ABOVE, above_peak
-from stepscope.explain.memory.theory import LABELS, between_words
+from stepscope.explain.memory.model import LABELS, between_words
 from stepscope.explain.rank import OTHERS
 from stepscope.records.explanation import RankExplanation
 from stepscope.records.hardware import Efficiency, Spot

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import to_builtins
 
-from stepscope.explain.roofline import doubt_about
 from stepscope.predict.collective_times import fit_contention, fit_sweep
 from stepscope.predict.operator_library import library_file
 from stepscope.records.hardware import (
@@ -41,7 +40,7 @@ from stepscope.ui.topics.section import Column, Table
 from stepscope.ui.words import Answer, or_dash
 
 if TYPE_CHECKING:
-    from stepscope.predict.collective_algorithms import AlgorithmComparison
+    from stepscope.predict.collective_times import AlgorithmComparison
 
 SCHEMA = 1
 _DISTURBED = 0.2  # passes that disagree by more than this: other programs used the machine
@@ -206,7 +205,7 @@ def _why(profile: Profile) -> str:
 
 
 def _next(profile: Profile) -> str:
-    if doubt := doubt_about(profile):
+    if doubt := profile.doubt:
         return doubt
     if not profile.fits:
         return "to measure collectives too: stepscope calibrate --ranks N, or under torchrun"

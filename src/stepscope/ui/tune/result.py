@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.fix.named_changes import choose
-from stepscope.records.script_facts import ScriptFacts
-from stepscope.records.tuning import (
+from stepscope.records.comparison import (
     FAILED,
     NOT_KNOWN,
     RemedyLeftOut,
     TriedConfiguration,
     TuneResult,
 )
+from stepscope.records.script_facts import ScriptFacts
 from stepscope.text.figures import (
     factor,
     interval,
@@ -173,8 +173,7 @@ class _Rows:
     def was_tried(self, name: str) -> bool:
         """Late ones are left out at first."""
         return any(
-            name in (contender.name, contender.chosen.remedy.id)
-            and self._search.was_tried(contender.name)
+            name in (contender.name, contender.chosen.id) and self._search.was_tried(contender.name)
             for contender in self._search.contenders
         )
 
