@@ -21,6 +21,14 @@ def rows() -> tuple[torch.Tensor]:
     return (torch.randn(5, 4),)
 
 
+class Rows(nn.Module):
+    """A layer whose code is the subclass's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(4, 4)
+
+
 class Swish(torch.autograd.Function):
     """The backward pass is wrong on purpose: it must be the one that is used."""
 
@@ -34,21 +42,16 @@ class Swish(torch.autograd.Function):
         return 2 * gradients[0] * torch.sigmoid(context.saved_tensors[0])
 
 
-class WithOwnBackward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Linear(4, 3)
-
+class WithOwnBackward(Rows):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.einsum("bi,bj->bij", Swish.apply(self.rows(x)), x)
 
 
-class Averages(nn.Module):
+class Averages(Rows):
     """Assigns to its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = nn.Linear(4, 4)
         self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -80,11 +83,7 @@ class Experts(nn.Module):
         return out
 
 
-class WritesIntoNew(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Linear(4, 4)
-
+class WritesIntoNew(Rows):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         steps = torch.zeros(len(x), 3, 4, dtype=x.dtype)
         for place in range(3):
@@ -94,12 +93,11 @@ class WritesIntoNew(nn.Module):
         return steps + shared[:, None]
 
 
-class WritesIntoViews(nn.Module):
+class WritesIntoViews(Rows):
     """What is written to a part of a new tensor is in the whole."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = nn.Linear(4, 4)
         self.kept: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -115,24 +113,19 @@ class WritesIntoViews(nn.Module):
         return parts + like[:, None]
 
 
-class RandomDepth(nn.Module):
+class RandomDepth(Rows):
     """Draws with a function that gets no tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = torch.rand(len(x), 1, dtype=x.dtype) < 0.5
         return x + self.rows(x) * kept
 
 
-class AsksForAgreement(nn.Module):
+class AsksForAgreement(Rows):
     """All models answer alike at first, and differently later."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
         self.drop = nn.Dropout(0.2)
         self.register_buffer("calls", torch.zeros(()))
@@ -145,12 +138,8 @@ class AsksForAgreement(nn.Module):
         return y
 
 
-class JoinsWithNothing(nn.Module):
+class JoinsWithNothing(Rows):
     """As caches of keys begin: an empty tensor of one dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.rows(x)[None]
@@ -273,11 +262,7 @@ class Answer:
     largest: float
 
 
-class AnswersWithNumbers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Linear(4, 4)
-
+class AnswersWithNumbers(Rows):
     def forward(self, x: torch.Tensor) -> Answer:
         y = self.rows(x)
         return Answer(y, y.max().item())

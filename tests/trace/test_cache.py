@@ -535,27 +535,21 @@ def test_an_existing_folder_keeps_its_permissions(
     assert stat.S_IMODE(cache_dir.stat().st_mode) == 0o1777
 
 
-def test_an_entry_that_others_may_write_to_is_not_used(
-    path: Path, cache_dir: Path, reads: list[Path]
+@pytest.mark.parametrize("foreign", ["mode", "owner"])
+def test_an_entry_that_others_own_or_may_write_to_is_written_anew(
+    path: Path, cache_dir: Path, reads: list[Path], foreign: str
 ) -> None:
+    if foreign == "owner" and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
     read_trace(path)
     [entry] = entries(cache_dir)
-    entry.chmod(0o620)
+    if foreign == "mode":
+        entry.chmod(0o620)
+    else:
+        os.chown(entry, 12345, 12345)
     read_trace(path)
     assert len(reads) == 2
-    assert stat.S_IMODE(entry.stat().st_mode) == 0o600  # written anew
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_an_entry_of_another_user_is_not_used(
-    path: Path, cache_dir: Path, reads: list[Path]
-) -> None:
-    read_trace(path)
-    [entry] = entries(cache_dir)
-    os.chown(entry, 12345, 12345)
-    read_trace(path)
-    assert len(reads) == 2
-    assert entry.stat().st_uid == 0
+    assert (stat.S_IMODE(entry.stat().st_mode), entry.stat().st_uid) == (0o600, os.geteuid())
 
 
 def test_the_entry_of_another_trace_is_not_used(

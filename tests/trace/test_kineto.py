@@ -304,18 +304,6 @@ def test_columns_are_read_only_like_those_of_the_cache(read: Any) -> None:
             column[0] = 0
 
 
-def test_host_rows_are_in_the_documented_order(golden: Any) -> None:
-    for name in ("cpu_step", "cpu_stack_memory", "cuda_step", "cuda_graph"):
-        trace = read_trace(golden / f"{name}.json.gz")
-        host, device = trace.host, trace.device
-        order = np.lexsort((-host.dur_ns, host.start_ns, host.thread))
-        assert (np.diff(host.thread) >= 0).all()
-        for column in (host.thread, host.start_ns, host.dur_ns):
-            assert (column == column[order]).all()
-        order = np.lexsort((device.start_ns + device.dur_ns, device.start_ns))
-        assert (device.start_ns == device.start_ns[order]).all()
-
-
 # Columns that grow by pieces.
 
 

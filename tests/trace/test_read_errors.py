@@ -140,12 +140,6 @@ def test_a_name_that_no_file_can_have_is_refused() -> None:
             read_trace(name)
 
 
-def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    assert "not a regular file" in refused(path)
-
-
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux's /proc")
 def test_a_disk_that_fails_while_reading_is_no_crash() -> None:
     assert "Input/output error" in refused(Path("/proc/self/mem"))

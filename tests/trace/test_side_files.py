@@ -206,22 +206,6 @@ def test_a_step_that_cannot_be_is_left_out_and_counted(tmp_path: Path, odd: byte
     assert "line 2" in note.detail
 
 
-def test_steps_count_once_and_in_their_order(tmp_path: Path) -> None:
-    steps, odd = steps_of(tmp_path / "steps.jsonl", row(3), row(1), row(2), row(2, 9))
-    assert steps == [1, 2, 3]
-    assert odd.count == 2  # step 1 comes late, step 2 comes twice
-
-
-def test_phases_longer_than_their_step_are_not_captured(tmp_path: Path) -> None:
-    file = tmp_path / "steps.jsonl"
-    file.write_bytes(row(1, 100, forward_ns=60, backward_ns=41) + b"\n" + row(2, 100, data_ns=100))
-    odd = Oddities(file.name)
-    steps = read_step_columns(tmp_path, odd)
-    assert steps is not None
-    assert {name: values.tolist() for name, values in steps.phases_ns.items()} == {"data": [0, 100]}
-    assert odd.count == 1
-
-
 def test_an_odd_device_time_leaves_the_wall_time(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_bytes(row(1, 500, device_ns=-3) + b"\n")
     steps = read_step_columns(tmp_path, Oddities("steps.jsonl"))

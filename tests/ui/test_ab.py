@@ -26,7 +26,7 @@ from traced import write_trace
 from stepscope.errors import UsageError
 from stepscope.records.prediction import Workload
 from stepscope.ui.cli.ab import command
-from stepscope.verify.pairs import read_pairs
+from stepscope.verify.runs import read_pairs
 from stepscope.verify.track_record import open_promises, remember
 
 TRAIN = """

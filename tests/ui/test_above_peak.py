@@ -12,10 +12,9 @@ from benches import bench_for
 from explain.build import write
 from explain.cpu_steps import LARGE, counters, load_of, steps
 from stepscope import explain_rank, read_trace
-from stepscope.explain.efficiency import above_peak
 from stepscope.explain.verdict import judge
 from stepscope.predict.whatifs import parse_setting
-from stepscope.records.hardware import Profile, Spot
+from stepscope.records.hardware import Profile, Spot, above_peak
 from stepscope.records.job import RankFolder
 from stepscope.ui.html.panes.efficiency import efficiency_view
 from stepscope.ui.terminal.explanation import print_explanation

@@ -11,8 +11,7 @@ import pytest
 from folders import write_run
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
-from stepscope.verify.pairs import AB, PairedRuns, plan_pairs, read_pairs
-from stepscope.verify.runs import find_runs
+from stepscope.verify.runs import AB, PairedRuns, find_runs, plan_pairs, read_pairs
 
 
 def test_only_plain_steps_of_a_run_folder_count(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from stepscope.bench.results import (
     WorkloadResult,
 )
 from stepscope.bench.run_change import (
+    RunPair,
     computing_kinds,
     has_parts,
     is_paced,
@@ -40,9 +42,6 @@ from stepscope.bench.run_change import (
 from stepscope.records.comparison import PartChange
 from stepscope.text.figures import unsigned_percent
 from stepscope.verify.change import CONFIDENCE, POWER, Estimate
-
-if TYPE_CHECKING:
-    from stepscope.bench.run_change import RunPair
 
 # Only what was measured alike is compared: the same size, settings, remedies and ranks, on a
 # machine of the same kind. Anything else is listed as not comparable, with the reason.
@@ -69,9 +68,9 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
     noise = usual_variance([step_kinds(*pair)[0] for pair in alike])
     comparisons = sum(count_comparisons(*pair) for pair in alike)
     changes = tuple(
-        _change(then, result, comparisons, noise)
-        if then is not None and why is None
-        else _not_comparable(result, why or "")
+        _not_comparable(result, why or "")
+        if then is None or why is not None
+        else _change(then, result, comparisons, noise)
         for (then, result), why in zip(pairs, reasons, strict=True)
     )
     names = {result.name for result in now.workloads}
@@ -90,26 +89,22 @@ def count_comparisons(then: WorkloadResult, now: WorkloadResult) -> int:
     return 2 if has_parts(then, now) else 1
 
 
-def slower_by(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
-    """Workloads that are surely slower, and by more than `share` as measured, while the machine is
-    not."""
-    return tuple(row for row in _slow_rows(comparison, share) if not _is_the_machines(row))
+def slower_by(
+    comparison: BenchComparison, share: float, *, with_machine: bool = False
+) -> tuple[WorkloadChange, ...]:
+    """Return workloads that are surely slower, and by more than `share` as measured, while the
+    machine is not; or those on a machine that became as much slower itself."""
+    return tuple(
+        row
+        for row in comparison.workloads
+        if row.verdict == "slower"
+        and (row.counted_change or 0.0) > share
+        # No machine's pace makes a step wait of its own accord.
+        and (row.machine_changed and row.decided_by == "step") is with_machine
+    )
 
 
-def slower_with_machine(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
-    """Workloads that are slower on a machine that became as much slower itself."""
-    return tuple(row for row in _slow_rows(comparison, share) if _is_the_machines(row))
-
-
-def _slow_rows(comparison: BenchComparison, share: float) -> Iterator[WorkloadChange]:
-    for row in comparison.workloads:
-        if row.verdict == "slower" and (row.counted_change or 0.0) > share:
-            yield row
-
-
-def _is_the_machines(row: WorkloadChange) -> bool:
-    """No machine's pace makes a step wait of its own accord."""
-    return row.machine_changed and row.decided_by == "step"
+slower_with_machine = partial(slower_by, with_machine=True)
 
 
 def moved_part(change: WorkloadChange) -> PartChange | None:

@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from stepscope.bench.results import BenchMachine, ScalingStudy, StudyPoint, WorkloadResult
 from stepscope.bench.run_change import run_values
+from stepscope.bench.task import BenchTask
+from stepscope.bench.workload import Target
 from stepscope.step.statistics import mean_interval
 from stepscope.text.figures import significant
 from stepscope.text.words import counted
 from stepscope.verify.change import compare_value_pairs, student_interval
-
-if TYPE_CHECKING:
-    from stepscope.bench.task import BenchTask
-    from stepscope.bench.workload import Target
-    from stepscope.verify.spread import Floats
+from stepscope.verify.spread import Floats
 
 # Runs, not steps, are the sample: two starts of one command differ by more than their steps say. A
 # claim needs five runs; the fastest and the slowest are left out. Runs of different workloads and

@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.bench.results import WorkloadResult
 from stepscope.verify.change import (
     POWER,
     TRIMMING_COSTS,
@@ -23,13 +23,10 @@ from stepscope.verify.change import (
     student_interval,
     widen_for_starts,
 )
+from stepscope.verify.spread import Floats
 from stepscope.verify.steady import without_pauses
 
-if TYPE_CHECKING:
-    from stepscope.bench.results import WorkloadResult
-    from stepscope.verify.spread import Floats
-
-    RunPair = tuple[Sequence[float], Sequence[float]]
+RunPair = tuple[Sequence[float], Sequence[float]]
 
 # Runs are the sample: two starts of one command differ by more than their steps say. From five runs
 # on they are trimmed, so that one disturbed run neither makes an alarm nor hides a change. Runs of

@@ -7,15 +7,13 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from stepscope.measure.machine import ThreadCounters, counters_reader
+from stepscope.verify.spread import Floats
 from stepscope.verify.steady import steady_steps, without_pauses
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
 
 # The processor's clock changes how long a step computes, and other programs change how long it
 # queues; neither changes how long it sleeps, or waits for a file, a lock or another process. That

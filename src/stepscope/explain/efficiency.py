@@ -18,11 +18,11 @@ from stepscope.explain.flops.call import (
     TF32,
     Call,
     KernelName,
+    graph_key,
     is_plain_fp32,
     read_name,
 )
 from stepscope.explain.flops.costs import Costs, Pieces
-from stepscope.explain.flops.prices import graph_key
 from stepscope.explain.flops.products import CAUSAL
 from stepscope.records.dtypes import PEAKS
 from stepscope.records.explanation import StepTime
@@ -33,6 +33,7 @@ from stepscope.records.hardware import (
     Efficiency,
     Phase,
     Spot,
+    above_peak,
 )
 from stepscope.records.quality import Note
 from stepscope.records.source_lines import Place
@@ -43,7 +44,7 @@ from stepscope.step.cuda_graphs import has_graphs
 from stepscope.step.phases import PHASES
 from stepscope.step.work import named, rows_named
 from stepscope.text import figures
-from stepscope.text.figures import percent, rate
+from stepscope.text.figures import percent
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ if TYPE_CHECKING:
 
 _HALF = ("fp16", "bf16", "fp8", "fp4")
 _WORTH_SAYING = 0.01
-ABOVE = 1.005  # of a peak: what is printed as 100% is no error
-_WRONG_PEAK = {
-    "calibrated": ("measured by calibrate", "run stepscope calibrate again on an idle machine"),
-    "table": ("data sheet", "run stepscope calibrate on this device"),
-}
 
 
 def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency | None:
@@ -80,6 +76,17 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
     possible = peak * pieces.devices * step / 1e3 if peak and step and hardware else None
     unknown = _unknown_share(trace, costs, pieces, on_host=work.on_host)
     total = sum(use.device_ns for use in uses)
+    # The optimizer's operators with the line that calls it, where there is one for all.
+    spots = open_spots(analysis, list_spots(trace, costs, pieces, ceilings))
+    places = {line.place for line in analysis.inputs.optimizer_lines}
+    if len(places) != 1:
+        with_line_of_step: tuple[Spot, ...] = spots
+    else:
+        (place,) = places
+        with_line_of_step = tuple(
+            replace(spot, place=place) if spot.phase == "optimizer" and not spot.place else spot
+            for spot in spots
+        )
     return Efficiency(
         mfu=model / possible if possible else None,
         hfu=hardware / possible if possible else None,
@@ -97,22 +104,8 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
         devices=pieces.devices,
         by_dtype=uses,
         ceilings=ceilings,
-        spots=_with_line_of_step(
-            analysis, open_spots(analysis, list_spots(trace, costs, pieces, ceilings))
-        ),
+        spots=with_line_of_step,
         notes=tuple(_notes(analysis, rows, unknown)),
-    )
-
-
-def _with_line_of_step(analysis: RankAnalysis, spots: tuple[Spot, ...]) -> tuple[Spot, ...]:
-    """The optimizer's operators with the line that calls it, where there is one for all."""
-    places = {line.place for line in analysis.inputs.optimizer_lines}
-    if len(places) != 1:
-        return spots
-    (place,) = places
-    return tuple(
-        replace(spot, place=place) if spot.phase == "optimizer" and not spot.place else spot
-        for spot in spots
     )
 
 
@@ -121,30 +114,6 @@ def _sum_replayed(costs: Costs, pieces: Pieces, flops: Int64s) -> int:
     joined = np.flatnonzero(pieces.replayed)
     joined = joined[costs.counted[pieces.operator[joined]]]
     return round(float((flops[pieces.operator[joined]] * pieces.call_part[joined]).sum()))
-
-
-def above_peak(efficiency: Efficiency) -> str:
-    """What exceeds the peak, in a sentence, or "". It shows that the peak or the time is wrong."""
-    faster = [
-        (use.dtype, use.flops / use.device_ns * 1e9, use.peak_flops)
-        for use in efficiency.by_dtype
-        if use.peak_flops
-        and use.device_ns
-        and use.flops > ABOVE * use.peak_flops * use.device_ns / 1e9
-    ]
-    used = efficiency.hfu or efficiency.mfu or 0.0
-    if used > ABOVE and efficiency.dtype and efficiency.peak_flops and efficiency.step_ms:
-        reached = efficiency.hardware_flops / efficiency.devices / efficiency.step_ms * 1e3
-        faster.insert(0, (efficiency.dtype, reached, efficiency.peak_flops))
-    if not faster:
-        return ""
-    dtype, reached, peak = faster[0]
-    source = efficiency.ceilings.flops_source.get(dtype) if efficiency.ceilings else None
-    whose, remedy = _WRONG_PEAK[source or "table"]
-    return (
-        f"{dtype} matmuls reach {rate(reached, 'FLOP/s')}, above the peak of "
-        f"{rate(peak, 'FLOP/s')} ({whose}). The peak must be wrong: {remedy}"
-    )
 
 
 def about_peaks(efficiency: Efficiency) -> Iterator[Note]:
@@ -381,11 +350,27 @@ def _sum_kernels(analysis: RankAnalysis, opened: OpenedRegions) -> dict[_KernelR
     for number, sample in enumerate(mine[first].tolist()):
         graph, region = int(pieces.graph[sample]), int(pieces.region[sample])
         fact = opened.facts[graph][int(pieces.kernel[sample])]
+        # In which its products are computed: the kernels' names say whether fp32 is
+        # tf32.
+        if not fact.flops or fact.dtype < 0:
+            dtype = ""
+        else:
+            dtype = PEAKS[
+                TF32
+                if fact.dtype == FP32 and int(analysis.costs.dtype[region]) == TF32
+                else fact.dtype
+            ]
+        # The operators of one kernel, the costliest first.
+        if not fact.operators:
+            operator = fact.name
+        else:
+            names = " + ".join(fact.operators[:_MOST_NAMES])
+            operator = f"{names} + ..." if len(fact.operators) > _MOST_NAMES else names
         row = _KernelRow(
             graph=graph,
-            operator=_words(fact),
+            operator=operator,
             place=fact.lines[0][0] if fact.lines else None,
-            dtype=_dtype(fact, int(analysis.costs.dtype[region])),
+            dtype=dtype,
             phase=phase_of(analysis.costs, region),
         )
         before = rows.get(row, _KernelSums(0, 0, 0, 0))
@@ -403,21 +388,6 @@ def _belong_to_graph(analysis: RankAnalysis, pieces: KernelPieces) -> Bools:
         row = costs.operator[pieces.event]
     mine: Bools = row == pieces.region
     return mine
-
-
-def _dtype(fact: KernelFacts, of_graph: int) -> str:
-    """In which its products are computed: the kernels' names say whether fp32 is tf32."""
-    if not fact.flops or fact.dtype < 0:
-        return ""
-    return PEAKS[TF32 if fact.dtype == FP32 and of_graph == TF32 else fact.dtype]
-
-
-def _words(fact: KernelFacts) -> str:
-    """The operators of one kernel, the costliest first."""
-    if not fact.operators:
-        return fact.name
-    names = " + ".join(fact.operators[:_MOST_NAMES])
-    return f"{names} + ..." if len(fact.operators) > _MOST_NAMES else names
 
 
 def _left_of(
@@ -541,7 +511,17 @@ def place_on_roofline(ceilings: Ceilings | None, spot: Spot) -> Spot:
     flops, moved, device_ns = spot.flops, spot.bytes_moved, spot.device_ns
     by_flops = flops / peak * 1e9 if flops and peak else None
     by_bytes = moved / bytes_s * 1e9 if moved and bytes_s else None
-    roof = _roof(flops, by_flops, by_bytes)
+    # The longer time; None if the FLOPs are unknown, or if there are some but no known peak.
+    if flops is None or (flops and by_flops is None):
+        roof = None
+    else:
+        roof = max((time for time in (by_flops, by_bytes) if time is not None), default=None)
+    if flops == 0:
+        bound: Bound = "memory" if by_bytes is not None else "unknown"
+    elif flops is None or by_flops is None:
+        bound = "unknown"
+    else:
+        bound = "memory" if by_bytes is not None and by_bytes > by_flops else "compute"
     return replace(
         spot,
         intensity=flops / moved if flops and moved else None,
@@ -549,20 +529,5 @@ def place_on_roofline(ceilings: Ceilings | None, spot: Spot) -> Spot:
         ceiling_flops=flops / roof * 1e9 if flops and roof else None,
         roof_ns=roof,
         gap_ns=device_ns - roof if roof is not None else None,
-        bound=_bound(flops, by_flops, by_bytes),
+        bound=bound,
     )
-
-
-def _roof(flops: float | None, by_flops: float | None, by_bytes: float | None) -> float | None:
-    """The longer time; None if the FLOPs are unknown, or if there are some but no known peak."""
-    if flops is None or (flops and by_flops is None):
-        return None
-    return max((time for time in (by_flops, by_bytes) if time is not None), default=None)
-
-
-def _bound(flops: float | None, by_flops: float | None, by_bytes: float | None) -> Bound:
-    if flops == 0:
-        return "memory" if by_bytes is not None else "unknown"
-    if flops is None or by_flops is None:
-        return "unknown"
-    return "memory" if by_bytes is not None and by_bytes > by_flops else "compute"

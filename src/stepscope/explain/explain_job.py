@@ -383,7 +383,20 @@ def group_jobs(ranks: Sequence[RankExplanation]) -> Grouped:
             why = why or (reasons[0] if reasons else "")
             jobs.append(_Job())
         jobs[reasons.index("") if "" in reasons else -1].add(place, rank)
-    return Grouped([job.places for job in jobs], why, _about_copies(ranks, copies))
+    if not copies:
+        about_copies: list[Note] = []
+    else:
+        named = [
+            f"{ranks[copy].path} is a "
+            f"{'cut ' if ranks[copy].events < ranks[whole].events else ''}copy "
+            f"of {ranks[whole].path}"
+            for copy, whole in sorted(copies.items())[:_NAMED]
+        ]
+        more = f"; and {len(copies) - _NAMED} more" if len(copies) > _NAMED else ""
+        traces = counted(len(copies), "trace is", "traces are")
+        detail = f"{traces} given twice and counted once: {'; '.join(named)}{more}"
+        about_copies = [Note(id="same-part-twice", detail=detail, count=len(copies))]
+    return Grouped([job.places for job in jobs], why, about_copies)
 
 
 class _Job:
@@ -480,20 +493,6 @@ def _is_copy(rank: RankExplanation, whole: RankExplanation) -> bool:
     return start == first or end == last or bool(steps and steps <= all_steps)
 
 
-def _about_copies(ranks: Sequence[RankExplanation], copies: dict[int, int]) -> list[Note]:
-    if not copies:
-        return []
-    named = [
-        f"{ranks[copy].path} is a {'cut ' if ranks[copy].events < ranks[whole].events else ''}copy "
-        f"of {ranks[whole].path}"
-        for copy, whole in sorted(copies.items())[:_NAMED]
-    ]
-    more = f"; and {len(copies) - _NAMED} more" if len(copies) > _NAMED else ""
-    traces = counted(len(copies), "trace is", "traces are")
-    detail = f"{traces} given twice and counted once: {'; '.join(named)}{more}"
-    return [Note(id="same-part-twice", detail=detail, count=len(copies))]
-
-
 # The rank of each file: by its trace, else by its name, else by its place in the list.
 
 
@@ -515,22 +514,22 @@ def number_ranks(
         for number, place in enumerate(places):
             name = f"process {number + 1}"
             numbered[place] = replace(numbered[place], rank=number, name=name)
-    notes = [*_notes_on_numbers(numbered), *_notes_on_world_sizes(numbered, untraced)]
+    numbers = Counter(rank.rank for rank in numbered if rank.rank is not None)
+    twice = sorted(number for number, count in numbers.items() if count > 1)
+    if not twice:
+        notes_on_numbers: list[Note] = []
+    else:
+        which = ", ".join(map(str, twice[:8]))
+        notes_on_numbers = [
+            Note(id="duplicate-ranks", detail=f"more than one file says it is rank {which}")
+        ]
+    notes = [*notes_on_numbers, *_notes_on_world_sizes(numbered, untraced)]
     return numbered, notes
 
 
 def _number_in_name(path: str, place: int) -> int:
     number = rank_in_name(path)
     return place if number is None else number
-
-
-def _notes_on_numbers(ranks: list[RankExplanation]) -> list[Note]:
-    numbers = Counter(rank.rank for rank in ranks if rank.rank is not None)
-    twice = sorted(number for number, count in numbers.items() if count > 1)
-    if not twice:
-        return []
-    which = ", ".join(map(str, twice[:8]))
-    return [Note(id="duplicate-ranks", detail=f"more than one file says it is rank {which}")]
 
 
 def _notes_on_world_sizes(

@@ -56,9 +56,7 @@ from stepscope.records.explanation import RankExplanation, Steps, StepTime
 from stepscope.records.hardware import Profile
 from stepscope.records.job import RankFolder, RankPart
 from stepscope.records.memory import (
-    BatchLine,
     CapturedMemory,
-    LargestBatch,
     LimitFrom,
     Memory,
     Theory,
@@ -359,7 +357,21 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
     in_pools = captured.pools_unknown_bytes or 0 if captured is not None else 0
     if in_pools and not is_known_to_grow(lines, in_pools):
         return replace(memory, notes=(*memory.notes, UNKNOWN_POOLS))
-    return replace(memory, largest_batch=_largest(lines, calls, memory, limit_from))
+    if not any(line.scaling_bytes for line in lines):
+        largest_batch = None
+    else:
+        batch, batch_from = (find_batch(calls) if calls else None) or (None, None)
+        used = memory.peak_bytes / memory.reserved_bytes if memory.reserved_bytes else 0.0
+        largest_batch = find_largest(
+            lines,
+            batch=batch,
+            batch_from=batch_from,
+            batches_per_step=calls.batches_per_step if calls else None,
+            limit_bytes=memory.limit_bytes,
+            limit_from=limit_from,
+            held_back=max(0.0, 1 - used) if used else 0.0,
+        )
+    return replace(memory, largest_batch=largest_batch)
 
 
 def _limit(
@@ -374,27 +386,6 @@ def _limit(
     sizes = [device.memory_bytes for device in trace.devices if device.id in used]
     limit = min((size for size in sizes if size > 0), default=None)
     return limit, "device" if limit else None
-
-
-def _largest(
-    lines: tuple[BatchLine, ...],
-    calls: StepCalls | None,
-    memory: Memory,
-    limit_from: LimitFrom | None,
-) -> LargestBatch | None:
-    if not any(line.scaling_bytes for line in lines):
-        return None
-    batch, batch_from = (find_batch(calls) if calls else None) or (None, None)
-    used = memory.peak_bytes / memory.reserved_bytes if memory.reserved_bytes else 0.0
-    return find_largest(
-        lines,
-        batch=batch,
-        batch_from=batch_from,
-        batches_per_step=calls.batches_per_step if calls else None,
-        limit_bytes=memory.limit_bytes,
-        limit_from=limit_from,
-        held_back=max(0.0, 1 - used) if used else 0.0,
-    )
 
 
 def _theory(

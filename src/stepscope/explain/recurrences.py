@@ -195,7 +195,18 @@ def _find_loops(calls: _ForwardCalls) -> Iterator[RecurrentCalls]:
         state, weight = _factors(call)
         if state is None or weight is None or weight[0] != weight[1] or state[1] != weight[0]:
             continue
-        cell = _activation(calls, state, len(call.places))
+        # What is called on such a state about as often as the product.
+        least = len(call.places)
+        counts = {
+            call.name: len(call.places)
+            for call in calls.called((*_ACTIVATIONS, *_GATE))
+            if call.shapes[:1] == [state]
+        }
+        often = [name for name, count in counts.items() if 2 * count >= least]
+        if any(name in _GATE for name in often):
+            cell: str | None = "gated"
+        else:
+            cell = next((_ACTIVATIONS[name] for name in often), None)
         if cell is not None:
             yield from _repeated(calls, call, form="loop", cell=cell, weight=weight, given=state)
 
@@ -206,19 +217,6 @@ def _factors(call: _CallKey) -> tuple[list[int] | None, list[int] | None]:
     if len(factors) < 2 or not all(_is_shape(each, 2) for each in factors):
         return None, None
     return factors[0], factors[1]
-
-
-def _activation(calls: _ForwardCalls, state: list[int], least: int) -> str | None:
-    """What is called on such a state about as often as the product."""
-    counts = {
-        call.name: len(call.places)
-        for call in calls.called((*_ACTIVATIONS, *_GATE))
-        if call.shapes[:1] == [state]
-    }
-    often = [name for name, count in counts.items() if 2 * count >= least]
-    if any(name in _GATE for name in often):
-        return "gated"
-    return next((_ACTIVATIONS[name] for name in often), None)
 
 
 def _repeated(

@@ -26,8 +26,8 @@ from stepscope.records.hardware import Profile
 from stepscope.records.job import Job
 from stepscope.records.parameter_server import TogetherSummary
 from stepscope.records.quality import Note
-from stepscope.records.rank import RanksWithoutTrace, RankWithoutTrace
-from stepscope.records.run import RankRun, WholeRun
+from stepscope.records.rank import RankWithoutTrace
+from stepscope.records.run import RankRun
 from stepscope.records.strategies import Strategy
 from stepscope.step.timeline import mean_budget, stretched
 from stepscope.text.words import sentence
@@ -71,6 +71,20 @@ def judge(
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
     remedy = next(iter(leading_remedies(top)), None)
+    if not untraced:
+        without_trace = None
+    else:
+        from stepscope.explain.incomplete_ranks import describe_untraced
+
+        without_trace = describe_untraced(untraced, len(ranks))
+    # None for bare traces.
+    runs = [replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run]
+    if not runs:
+        run = None
+    else:
+        from stepscope.explain.whole_run.account import join_all_ranks
+
+        run = join_all_ranks(runs, untraced, other_runs, job)
     explanation = Explanation(
         verdict=state(top, whose),
         why=sentence(": ".join(filter(None, (whose, top.evidence[0])))) if top.evidence else "",
@@ -86,8 +100,8 @@ def judge(
         quality=_drop_repeated(
             (*notes, *(job.notes if job else ()), *(together.notes if together else ()))
         ),
-        run=_join_runs(ranks, other_runs, untraced, job),
-        without_trace=_describe_untraced(untraced, len(ranks)),
+        run=run,
+        without_trace=without_trace,
     )
     return tell_span(explanation)
 
@@ -119,31 +133,6 @@ def without_remedy(finding: Finding) -> str:
         place = finding.where[0]
         return f"Look at {place.file}:{place.line} {place.function}".rstrip()
     return "Look at the evidence below: no known change treats this"
-
-
-def _describe_untraced(
-    untraced: Sequence[RankWithoutTrace], traced: int
-) -> RanksWithoutTrace | None:
-    if not untraced:
-        return None
-    from stepscope.explain.incomplete_ranks import describe_untraced
-
-    return describe_untraced(untraced, traced)
-
-
-def _join_runs(
-    ranks: tuple[RankExplanation, ...],
-    others: Sequence[RankRun],
-    untraced: Sequence[RankWithoutTrace],
-    job: Job | None,
-) -> WholeRun | None:
-    """None for bare traces."""
-    runs = [replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run]
-    if not runs:
-        return None
-    from stepscope.explain.whole_run.account import join_all_ranks
-
-    return join_all_ranks(runs, untraced, others, job)
 
 
 def _drop_repeated(notes: tuple[Note, ...]) -> tuple[Note, ...]:

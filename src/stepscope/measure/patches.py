@@ -10,13 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from stepscope.measure.never_raise import never_raise, note
 
-if TYPE_CHECKING:
-    Undo = Callable[[], object]
-    Action = Callable[[Any], None]
+Undo = Callable[[], object]
+Action = Callable[[Any], None]
 
 # What we have changed in torch and in Python, so that it can be taken back in a living process.
 #

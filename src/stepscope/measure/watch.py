@@ -9,7 +9,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.measure.folder import new_run_folder
 from stepscope.measure.hooks import install
@@ -18,8 +18,7 @@ from stepscope.measure.patches import attaching, detach
 from stepscope.measure.session.session import Session
 from stepscope.measure.settings import Settings
 
-if TYPE_CHECKING:
-    Beside = Callable[[Path], Callable[[], None]]
+Beside = Callable[[Path], Callable[[], None]]
 
 # with stepscope.watch() as run:
 #     for batch in loader:

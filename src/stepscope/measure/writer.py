@@ -11,12 +11,13 @@ import os
 import threading
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import add, sub
 from pathlib import Path
 from time import monotonic, time
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 
 from stepscope.measure import folder as layout
 from stepscope.measure.folder import note_unwritten
@@ -35,10 +36,7 @@ from stepscope.records.folders import (
     part_name,
 )
 
-if TYPE_CHECKING:
-    from collections import deque
-
-    Line = dict[str, Any]
+Line = dict[str, Any]
 
 # Every line reaches the operating system whole within the flush interval (FLUSH_S up to 64 ranks),
 # so a kill loses no more than that.

@@ -335,15 +335,11 @@ def find_mask_checks(context: StepContext) -> Flags:
 
 def find_causal_attention(context: StepContext) -> Flags:
     """Tasks of attention that is causal by its flag, without a mask, in both passes."""
-    return _find_attention(context, causal=True)
+    return find_plain_attention(context, causal=True)
 
 
-def find_plain_attention(context: StepContext) -> Flags:
+def find_plain_attention(context: StepContext, *, causal: bool = False) -> Flags:
     """The same for attention to everything."""
-    return _find_attention(context, causal=False)
-
-
-def _find_attention(context: StepContext, *, causal: bool) -> Flags:
     trace, graph = context.trace, context.graph
     host, calls = trace.host, graph.calls
     operators = host.kind == HostKind.OPERATOR

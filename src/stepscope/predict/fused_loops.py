@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from stepscope.explain.flops.call import MATMUL_LIKE, Call, Tensor, Unknown, total_bytes
+from stepscope.explain.flops.call import MATMUL_LIKE, Call, Tensor, Unknown, broadcast, total_bytes
 from stepscope.explain.flops.memory_bound import VIEWS, promoted
 from stepscope.explain.flops.prices import price_call
-from stepscope.explain.flops.products import broadcast
 from stepscope.predict.fitted import fitted
 from stepscope.text.words import lazy_pattern
 

@@ -209,14 +209,12 @@ def describe_workers_stalls(stalls: StepStalls | None, ranks: int, before: int) 
     alone = sorted(c for c in stalls.cost_ns if c not in together)
     words = [f"stalls of {now} per step become {then}, because all workers wait for the longest"]
     if together:
-        words.append(f"{_list(together)} stalls are assumed to coincide on all workers")
+        named = ", ".join(map(name_cause, together))
+        words.append(f"{named} stalls are assumed to coincide on all workers")
     if alone:
-        words.append(f"{_list(alone)} stalls are assumed to be independent")
+        named = ", ".join(map(name_cause, alone))
+        words.append(f"{named} stalls are assumed to be independent")
     return ("; ".join(words),)
-
-
-def _list(causes: list[str]) -> str:
-    return ", ".join(map(name_cause, causes))
 
 
 def name_cause(cause: str) -> str:

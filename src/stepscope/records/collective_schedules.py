@@ -95,52 +95,57 @@ def all_chunks(parties: Iterable[Party]) -> tuple[int, ...]:
     return tuple(sorted(chunk for party in parties for chunk in party.chunks))
 
 
-def ring(parties: Sequence[Party], toward: int = 1) -> Steps:
-    """Everyone passes on to one neighbour what came from the other, p-1 times."""
-    count = len(parties)
+def _exchange(
+    parties: Sequence[Party],
+    rounds: Iterable[int],
+    target: Callable[[int, int], int],
+    given: Callable[[int, int], Iterable[Party]],
+) -> Steps:
+    """Send one message of every party per round: to whom, and whose chunks, by their places."""
     return tuple(
         tuple(
             Message(
-                parties[place].rank,
-                parties[(place + toward) % count].rank,
-                parties[(place - toward * step) % count].chunks,
+                party.rank, parties[target(place, number)].rank, all_chunks(given(place, number))
             )
-            for place in range(count)
+            for place, party in enumerate(parties)
         )
-        for step in range(count - 1)
+        for number in rounds
+    )
+
+
+def _distances(count: int) -> list[int]:
+    return [1 << power for power in range((count - 1).bit_length())]
+
+
+def ring(parties: Sequence[Party], toward: int = 1) -> Steps:
+    """Pass on to one neighbour what came from the other, p-1 times."""
+    count = len(parties)
+    return _exchange(
+        parties,
+        range(count - 1),
+        lambda place, _step: (place + toward) % count,
+        lambda place, step: [parties[(place - toward * step) % count]],
     )
 
 
 def doubling(parties: Sequence[Party]) -> Steps:
     """Neighbours exchange all they have, then neighbours of two, of four: a power of two."""
-    distances = [1 << power for power in range((len(parties) - 1).bit_length())]
-    return tuple(
-        tuple(
-            Message(
-                party.rank,
-                parties[place ^ distance].rank,
-                all_chunks(parties[place // distance * distance :][:distance]),
-            )
-            for place, party in enumerate(parties)
-        )
-        for distance in distances
+    return _exchange(
+        parties,
+        _distances(len(parties)),
+        lambda place, distance: place ^ distance,
+        lambda place, distance: parties[place // distance * distance :][:distance],
     )
 
 
 def doubling_far_first(parties: Sequence[Party]) -> Steps:
     """The same exchanges with the farthest partner first: a power of two."""
     count = len(parties)
-    distances = [1 << power for power in reversed(range((count - 1).bit_length()))]
-    return tuple(
-        tuple(
-            Message(
-                party.rank,
-                parties[place ^ distance].rank,
-                all_chunks(parties[place % (2 * distance) % count :: 2 * distance]),
-            )
-            for place, party in enumerate(parties)
-        )
-        for distance in distances
+    return _exchange(
+        parties,
+        reversed(_distances(count)),
+        lambda place, distance: place ^ distance,
+        lambda place, distance: parties[place % (2 * distance) % count :: 2 * distance],
     )
 
 
@@ -150,20 +155,13 @@ def bruck(parties: Sequence[Party]) -> Steps:
     Before the step of distance d a party has its own chunks and those of the d-1 parties after it.
     """
     count = len(parties)
-    distances = [1 << power for power in range((count - 1).bit_length())]
-    return tuple(
-        tuple(
-            Message(
-                parties[place].rank,
-                parties[(place - distance) % count].rank,
-                all_chunks(
-                    parties[(place + ahead) % count]
-                    for ahead in range(min(distance, count - distance))
-                ),
-            )
-            for place in range(count)
-        )
-        for distance in distances
+    return _exchange(
+        parties,
+        _distances(count),
+        lambda place, distance: (place - distance) % count,
+        lambda place, distance: (
+            parties[(place + ahead) % count] for ahead in range(min(distance, count - distance))
+        ),
     )
 
 
@@ -181,7 +179,6 @@ def direct(parties: Sequence[Party]) -> Steps:
 def binomial_gather(parties: Sequence[Party]) -> Steps:
     """Gather up a binomial tree: pairs, then pairs of pairs, until the first party has all."""
     count = len(parties)
-    distances = [1 << power for power in range((count - 1).bit_length())]
     return tuple(
         tuple(
             Message(
@@ -191,7 +188,7 @@ def binomial_gather(parties: Sequence[Party]) -> Steps:
             )
             for place in range(distance, count, 2 * distance)
         )
-        for distance in distances
+        for distance in _distances(count)
     )
 
 
@@ -299,14 +296,6 @@ def _recursive_doubling(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
     )
 
 
-def _direct(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
-    return _phases(direct(parties))
-
-
-def _bruck(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
-    return _phases(bruck(parties))
-
-
 def _hierarchical(parties: Sequence[Party], groups: Groups) -> CollectiveSteps:
     """Rings inside hosts and rings between them: the i-th ranks of all hosts share a ring."""
     # Every group keeps as many ranks as the smallest one has; the others hand over in turn.
@@ -398,8 +387,8 @@ ALGORITHMS: dict[str, Callable[[Sequence[Party], Groups], CollectiveSteps]] = {
     "binomial_tree": _binomial_tree,
     "halving_doubling": _halving_doubling,
     "recursive_doubling": _recursive_doubling,
-    "bruck": _bruck,
-    "direct": _direct,
+    "bruck": lambda parties, _: _phases(bruck(parties)),
+    "direct": lambda parties, _: _phases(direct(parties)),
     "hierarchical": _hierarchical,
 }
 
@@ -434,8 +423,9 @@ def build_probes(ranks: int, hosts: Sequence[Sequence[int]]) -> list[LinkProbe]:
         _probe("add", MANY, ranks, _shift(everyone, adds=True)),
     ]
     if ranks > 2:
+        [everyone_to_everyone] = direct([Party(rank, (rank,)) for rank in range(ranks)])
         probes.append(_probe("pair", MANY, ranks, _shift([[0, 1]])))
-        probes.append(_probe("fan", MANY, ranks, _fan(ranks), ranks))
+        probes.append(_probe("fan", MANY, ranks, everyone_to_everyone, ranks))
     if 1 < len(hosts) < ranks:
         probes.append(_probe("inside", MANY, ranks, _shift(hosts)))
     return probes
@@ -468,16 +458,6 @@ def _shift(rings: Sequence[Sequence[int]], *, adds: bool = False) -> tuple[Messa
 def _colour(place: int, count: int) -> int:
     """Neighbours differ, also the last and the first of an odd ring."""
     return 2 if count % 2 and place == count - 1 else place % 2
-
-
-def _fan(ranks: int) -> tuple[Message, ...]:
-    """Everyone sends to everyone else."""
-    return tuple(
-        Message(source, target, (source,))
-        for source in range(ranks)
-        for target in range(ranks)
-        if source != target
-    )
 
 
 # A schedule run with symbols: what each rank holds, as the set of ranks whose data is in it.

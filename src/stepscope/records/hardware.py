@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.records.quality import Bytes, Cores, DurationNs, Ranks, Rate, Threads, UnixS
 from stepscope.records.source_lines import Place
-from stepscope.text.figures import significant
+from stepscope.text.figures import rate, significant
 from stepscope.text.words import counted
 
 # The peaks of devices from their data sheets: dense rates, memory, links, each with its source.
@@ -345,6 +345,37 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     spots: tuple[Spot, ...]  # the widest gap first
     devices: int = 1  # on which this rank computed
     notes: tuple[str, ...] = ()  # what was assumed, such as an unknown causal mask
+
+
+ABOVE = 1.005  # of a peak: what is printed as 100% is no error
+_WRONG_PEAK = {
+    "calibrated": ("measured by calibrate", "run stepscope calibrate again on an idle machine"),
+    "table": ("data sheet", "run stepscope calibrate on this device"),
+}
+
+
+def above_peak(efficiency: Efficiency) -> str:
+    """What exceeds the peak, in a sentence, or "". It shows that the peak or the time is wrong."""
+    faster = [
+        (use.dtype, use.flops / use.device_ns * 1e9, use.peak_flops)
+        for use in efficiency.by_dtype
+        if use.peak_flops
+        and use.device_ns
+        and use.flops > ABOVE * use.peak_flops * use.device_ns / 1e9
+    ]
+    used = efficiency.hfu or efficiency.mfu or 0.0
+    if used > ABOVE and efficiency.dtype and efficiency.peak_flops and efficiency.step_ms:
+        reached = efficiency.hardware_flops / efficiency.devices / efficiency.step_ms * 1e3
+        faster.insert(0, (efficiency.dtype, reached, efficiency.peak_flops))
+    if not faster:
+        return ""
+    dtype, reached, peak = faster[0]
+    source = efficiency.ceilings.flops_source.get(dtype) if efficiency.ceilings else None
+    whose, remedy = _WRONG_PEAK[source or "table"]
+    return (
+        f"{dtype} matmuls reach {rate(reached, 'FLOP/s')}, above the peak of "
+        f"{rate(peak, 'FLOP/s')} ({whose}). The peak must be wrong: {remedy}"
+    )
 
 
 # What `calibrate --algorithms` found: what a step costs, and each algorithm against its formula.

@@ -61,6 +61,14 @@ def list_calls(
     def column(values: list[int], kind: Any) -> NDArray[Any]:
         return np.array(values, kind)[order]
 
+    # The compared step (see rank_part.py) of each call, by the host time of the call.
+    if not steps.cycles_ns:
+        steps_at: Int32s = np.zeros(len(called_ns), np.int32)
+    else:
+        place = step_of(steps.steps, called_ns) - steps.first_cycle
+        steps_at = np.where((place >= 0) & (place < len(steps.cycles_ns)), place, ABSENT).astype(
+            np.int32
+        )
     calls = CollectiveCalls(
         groups=tuple(groups),
         kind=column([_CODE[call.kind] for call in facts], np.int8),
@@ -70,7 +78,7 @@ def list_calls(
             [ABSENT if call.size_bytes is None else call.size_bytes for call in facts], np.int64
         ),
         peer=column([call.peer for call in facts], np.int32),
-        step=np.where(by_host, _steps_at(steps, called_ns), _cycles_at(steps, start))[order],
+        step=np.where(by_host, steps_at, _cycles_at(steps, start))[order],
         arrival_ns=arrival[order],
         start_ns=start[order],
         end_ns=end[order],
@@ -89,14 +97,6 @@ def exposed_time(work: Work, start: Int64s, end: Int64s) -> Int64s:
     began = np.minimum(began, end)
     exposed: Int64s = end - began - intervals.covered(work.compute, began, end)
     return exposed
-
-
-def _steps_at(steps: Steps, called_ns: Int64s) -> Int32s:
-    """The compared step (see rank_part.py) of each call, by the host time of the call."""
-    if not steps.cycles_ns:
-        return np.zeros(len(called_ns), np.int32)
-    place = step_of(steps.steps, called_ns) - steps.first_cycle
-    return np.where((place >= 0) & (place < len(steps.cycles_ns)), place, ABSENT).astype(np.int32)
 
 
 def _cycles_at(steps: Steps, start: Int64s) -> Int32s:

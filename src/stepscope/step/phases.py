@@ -51,7 +51,20 @@ def find_phases(trace: Trace, steps: Steps) -> Phases:
     node = rows_named(trace, host, operator, is_backward) | (operator & (host.forward_thread > 0))
     stepping = rows_named(trace, host, host.kind == HostKind.ANNOTATION, _OPTIMIZER.match)
     phase = np.full(len(host), FORWARD, np.int8)
-    phase[_after_backward(host, steps, node)] = OTHER
+    # Rows of a step that begin after all of its backward nodes have begun.
+    nodes = np.flatnonzero(node)
+    if not len(nodes) or not steps.steps:
+        after_backward: NDArray[np.bool_] = np.zeros(len(host), np.bool_)
+    else:
+        never = np.iinfo(np.int64).max
+        where = step_of(steps.steps, host.start_ns[nodes])
+        last = np.full(len(steps.steps) + 1, -1, np.int64)
+        np.maximum.at(last, where, host.start_ns[nodes])
+        last[-1] = -1  # in no step
+        last[last < 0] = never
+        after: NDArray[np.bool_] = host.start_ns > last[step_of(steps.steps, host.start_ns)]
+        after_backward = after
+    phase[after_backward] = OTHER
     phase[_inside(host, node)] = BACKWARD
     phase[in_optimizer(trace, np.arange(len(host)))] = OPTIMIZER
     return Phases(phase=phase, node=node, stepping=stepping)
@@ -69,21 +82,6 @@ def _inside(host: HostEvents, marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
     end += host.thread * (end.max() + 1)
     inside: NDArray[np.bool_] = np.maximum.accumulate(np.where(marked, end, -1)) >= end
     return inside
-
-
-def _after_backward(host: HostEvents, steps: Steps, node: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows of a step that begin after all of its backward nodes have begun."""
-    nodes = np.flatnonzero(node)
-    if not len(nodes) or not steps.steps:
-        return np.zeros(len(host), np.bool_)
-    never = np.iinfo(np.int64).max
-    where = step_of(steps.steps, host.start_ns[nodes])
-    last = np.full(len(steps.steps) + 1, -1, np.int64)
-    np.maximum.at(last, where, host.start_ns[nodes])
-    last[-1] = -1  # in no step
-    last[last < 0] = never
-    after: NDArray[np.bool_] = host.start_ns > last[step_of(steps.steps, host.start_ns)]
-    return after
 
 
 def find_recomputed(

@@ -195,7 +195,15 @@ def find_repeats(trace: Trace, work: Work) -> Repeats | None:
         return None
     if calls.backward.any():
         # From the start of a backward pass to that of the next, if they are alike.
-        calls = _without_hooks(trace, calls)
+        # Leave out what hooks do on autograd's own thread: they would divide a backward
+        # pass.
+        thread = trace.host.thread[calls.rows]
+        own = np.isin(thread, thread[calls.backward]) & ~calls.backward
+        if own.all() or not (~own & ~calls.backward).any():
+            calls = calls  # forward runs there, too
+        else:
+            rows, start_ns, name, backward = calls
+            calls = _OutermostCalls(rows[~own], start_ns[~own], name[~own], backward[~own])
         nodes = calls.backward
         first = np.flatnonzero(nodes & ~np.append(False, nodes[:-1]))
         names = np.where(nodes, calls.name, -1)
@@ -234,16 +242,6 @@ def _list_calls(trace: Trace, work: Work) -> _OutermostCalls:
     return _OutermostCalls(
         rows, host.start_ns[rows], host.name[rows].astype(np.intp), backward[rows]
     )
-
-
-def _without_hooks(trace: Trace, calls: _OutermostCalls) -> _OutermostCalls:
-    """Leave out what hooks do on autograd's own thread: they would divide a backward pass."""
-    thread = trace.host.thread[calls.rows]
-    own = np.isin(thread, thread[calls.backward]) & ~calls.backward
-    if own.all() or not (~own & ~calls.backward).any():
-        return calls  # forward runs there, too
-    rows, start_ns, name, backward = calls
-    return _OutermostCalls(rows[~own], start_ns[~own], name[~own], backward[~own])
 
 
 def _signs(trace: Trace, work: Work) -> Iterator[tuple[str, Int64s]]:

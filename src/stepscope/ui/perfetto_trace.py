@@ -17,7 +17,7 @@ import numpy as np
 
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.explain.device_path import DevicePiece, device_path
-from stepscope.records.explanation import GAP_CAUSES, Explanation, Finding, Gaps, RankExplanation
+from stepscope.records.explanation import GAP_CAUSES, Explanation, Gaps, RankExplanation
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step import intervals
 from stepscope.text.figures import milliseconds, percent
@@ -40,7 +40,11 @@ def write_perfetto(
     traces: JobTraces, explanation: Explanation, target: Path, *, ranks: Sequence[RankExplanation]
 ) -> list[Path]:
     """One file per rank: `target` itself for one rank, else with the rank in its name."""
-    targets = [target] if len(ranks) == 1 else [_of_rank(target, rank) for rank in ranks]
+    stem, dot, suffix = target.name.partition(".")
+    targets = [target]
+    if len(ranks) > 1:  # trace.json.gz -> trace-rank-3.json.gz
+        names = [f"{stem}-{rank.called.replace(' ', '-')}{dot}{suffix}" for rank in ranks]
+        targets = [target.with_name(name) for name in names]
     written: list[Path] = []
     for rank, path in zip(ranks, targets, strict=True):
         visit = partial(_write_rank, explanation=explanation, target=path)
@@ -48,12 +52,6 @@ def write_perfetto(
     if not written:
         raise NotCapturedError("--perfetto: no rank has a trace of PyTorch's profiler")
     return written
-
-
-def _of_rank(target: Path, rank: RankExplanation) -> Path:
-    """trace.json.gz -> trace-rank-3.json.gz."""
-    stem, dot, suffix = target.name.partition(".")
-    return target.with_name(f"{stem}-{rank.called.replace(' ', '-')}{dot}{suffix}")
 
 
 def _write_rank(
@@ -156,7 +154,7 @@ def _divide(analysis: RankAnalysis, rank: RankExplanation) -> Stretches:
     )
     part = np.where(compute, 0, np.where(comm, 1, np.where(memory, 2, -1)))
     busy = part >= 0
-    names = list(_WORK_PARTS) + [_part_of(cause) for cause in GAP_CAUSES]
+    names = list(_WORK_PARTS) + [_GAP_PARTS.get(cause, cause) for cause in GAP_CAUSES]
     all_starts, all_ends = starts[busy], (starts + lengths)[busy]
     code = part[busy]
     if rank.gaps is not None:
@@ -180,10 +178,6 @@ def _joined(starts: Any, ends: Any, code: Any, names: Sequence[str]) -> Stretche
         return [], [], []
     ids = [names[one] for one in code[first].tolist()]
     return starts[first].tolist(), ends[last].tolist(), ids
-
-
-def _part_of(cause: str) -> str:
-    return _GAP_PARTS.get(cause, cause)
 
 
 def _label(part: str) -> str:
@@ -236,7 +230,8 @@ def _idle(analysis: RankAnalysis, rank: RankExplanation) -> Iterator[Slice]:
     for start, end, cause, frame in zip(*columns, gaps.frame.tolist(), strict=True):
         if end > start:
             args = {"in": strings[names[frame]]} if frame >= 0 else {}
-            yield Slice(_label(_part_of(GAP_CAUSES[cause])), start, end, args)
+            name = GAP_CAUSES[cause]
+            yield Slice(_label(_GAP_PARTS.get(name, name)), start, end, args)
 
 
 def _job_path(explanation: Explanation, rank: RankExplanation) -> Iterator[Slice]:
@@ -263,9 +258,16 @@ def _findings(
     mine = [one for one in explanation.findings if one.rank in (None, rank.rank)]
     known = {one.id for one in mine}
     for finding in [*mine, *(one for one in rank.findings if one.id not in known)]:
-        at = _longest(stretches, _SHOWN_AT.get(finding.id), begin, rank.steps.window_end_ns)
+        start = _longest(stretches, _SHOWN_AT.get(finding.id), begin, rank.steps.window_end_ns)
         name = f"{finding.title}: {percent(finding.share)}" if finding.share else finding.title
-        yield Slice(name, at, None, _finding_args(finding))
+        args = _present(
+            summary=finding.summary,
+            severity=finding.severity,
+            evidence="; ".join(finding.evidence),
+            where="; ".join(f"{at.file}:{at.line} {at.function}" for at in finding.where),
+            remedies="; ".join(remedy.summary for remedy in finding.remedies),
+        )
+        yield Slice(name, start, None, args)
 
 
 def _longest(stretches: Stretches, part: str | None, begin: int, end: int) -> int:
@@ -276,16 +278,6 @@ def _longest(stretches: Stretches, part: str | None, begin: int, end: int) -> in
         if name == part and begin <= low < end
     ]
     return max(sizes, default=(0, begin))[1]
-
-
-def _finding_args(finding: Finding) -> dict[str, Any]:
-    return _present(
-        summary=finding.summary,
-        severity=finding.severity,
-        evidence="; ".join(finding.evidence),
-        where="; ".join(f"{place.file}:{place.line} {place.function}" for place in finding.where),
-        remedies="; ".join(remedy.summary for remedy in finding.remedies),
-    )
 
 
 def _present(**args: str) -> dict[str, Any]:

@@ -96,18 +96,21 @@ _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|std::|c10::"
 
 def printable(text: str) -> str:
     """Replace control characters by visible symbols; line breaks stay."""
-    return text if text.isprintable() else "".join(map(_symbol, text))
+    if text.isprintable():
+        return text
+    return "".join(
+        char
+        if char == "\n" or char.isprintable() or unicodedata.category(char) == "Zs"
+        else chr(0x2400 + ord(char))
+        if ord(char) < 0x20
+        else "\ufffd"
+        for char in text
+    )
 
 
 def one_line(text: str) -> str:
     """Replace line breaks too, for a name or a sentence with names in it."""
     return printable(text).replace("\n", "\u240a")
-
-
-def _symbol(char: str) -> str:
-    if char == "\n" or char.isprintable() or unicodedata.category(char) == "Zs":
-        return char
-    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else "\ufffd"
 
 
 def applied_line(origin: RunOrigin | None) -> str:

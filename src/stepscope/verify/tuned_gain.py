@@ -24,7 +24,7 @@ from stepscope.verify.steady import FEWEST_STEPS, without_pauses
 #    These trials never count as proof: the best of many is partly luck.
 # 2. Confirmation: promising candidates in order, best first. Base and candidate run in pairs, next
 # to
-#    each other, the order changing from pair to pair (verify.pairs.plan_pairs), always with fresh
+#    each other, the order changing from pair to pair (verify.runs.plan_pairs), always with fresh
 #    runs. After every pair `judge` says "kept", "not kept" or "more runs".
 # 3. What is kept joins the base; the next candidate has to beat the new base.
 #

@@ -60,13 +60,13 @@ def write_losses(folder: Path, run: str, *losses: float) -> None:
 def test_bars_are_to_scale_and_the_fastest_comes_first(tune: Path) -> None:
     view = view_of_tune(FoundTune(tune, read_tune(tune)))
     assert view is not None
-    names = [bar.name for bar in view.bars]
+    names = [bar.name for bar in view["bars"]]
     assert names == ["baseline", "bf16 + fused-optimizer", "bf16", "fp16"]
-    assert [bar.tone for bar in view.bars] == ["baseline", "kept", "kept", "failed"]
-    baseline, best, bf16, fp16 = view.bars
+    assert [bar.tone for bar in view["bars"]] == ["baseline", "kept", "kept", "failed"]
+    baseline, best, bf16, fp16 = view["bars"]
     assert best.width == pytest.approx(baseline.width / 2)
     assert bf16.width == pytest.approx(baseline.width * 3 / 4)
-    assert view.baseline_at == pytest.approx(baseline.width)
+    assert view["baseline_at"] == pytest.approx(baseline.width)
     assert bf16.promised == pytest.approx(baseline.width * 25 / 40)
     assert bf16.whisker == pytest.approx((baseline.width * 28 / 40, baseline.width * 32 / 40))
     assert max(fp16.whisker or ()) <= 100
@@ -76,12 +76,12 @@ def test_bars_are_to_scale_and_the_fastest_comes_first(tune: Path) -> None:
 def test_every_trial_is_in_the_table_and_unknown_is_a_dash(tune: Path) -> None:
     view = view_of_tune(FoundTune(tune, read_tune(tune)))
     assert view is not None
-    rows = {row.name: row for row in view.rows}
+    rows = {row["name"]: row for row in view["rows"]}
     assert len(rows) == 4
     failed = rows["compile"]
-    assert (failed.measured, failed.between, failed.memory, failed.change) == ("-",) * 4
-    assert failed.why == "exit code 1"
-    assert rows["bf16 + fused-optimizer"].memory == "5.00 GB"
+    assert (failed["measured"], failed["between"], failed["memory"], failed["change"]) == ("-",) * 4
+    assert failed["why"] == "exit code 1"
+    assert rows["bf16 + fused-optimizer"]["memory"] == "5.00 GB"
 
 
 def test_a_promise_that_is_far_off_stays_in_the_picture() -> None:
@@ -89,8 +89,8 @@ def test_a_promise_that_is_far_off_stays_in_the_picture() -> None:
     result = TuneResult(baseline_ms=40.0, trials=(far,))
     view = view_of_tune(FoundTune(Path("nowhere"), result))
     assert view is not None
-    assert view.bars[1].promised == 100.0
-    assert view.bars[0].width > 90
+    assert view["bars"][1].promised == 100.0
+    assert view["bars"][0].width > 90
 
 
 def test_an_absurd_interval_does_not_squeeze_the_bars() -> None:
@@ -99,9 +99,9 @@ def test_an_absurd_interval_does_not_squeeze_the_bars() -> None:
     result = TuneResult(baseline_ms=40.0, baseline_high_ms=600.0, trials=(wild,))
     view = view_of_tune(FoundTune(Path("nowhere"), result))
     assert view is not None
-    assert view.bars[0].width > 70
-    assert view.bars[1].whisker is not None
-    assert view.bars[1].whisker[1] == 100.0
+    assert view["bars"][0].width > 70
+    assert view["bars"][1].whisker is not None
+    assert view["bars"][1].whisker[1] == 100.0
 
 
 def test_an_interval_that_leaves_the_picture_has_no_end_there(tune: Path) -> None:
@@ -144,7 +144,7 @@ def test_losses_of_the_trials_are_drawn_over_the_baselines(tune: Path) -> None:
     write_losses(tune, "t/1", 2.0, float("nan"), 0.5)
     view = view_of_tune(FoundTune(tune, read_tune(tune)))
     assert view is not None
-    ((name, parity, picture),) = view.curves
+    ((name, parity, picture),) = view["curves"]
     assert (name, parity) == ("bf16", "losses differ by rounding")
     assert picture.count("<path") == 2
     assert "step 0" in picture

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.explain.flops.prices import REGION, graph_key
+from stepscope.explain.flops.call import REGION, graph_key
 from stepscope.records.compiled import CompiledGraph, GraphKernel
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.arrays import Bools, Indices, Int32s, Int64s

@@ -16,8 +16,8 @@ from stepscope.explain.compiled.graph_calls import (
     find_graph_calls,
     mark_rows,
 )
-from stepscope.explain.flops.call import MATMUL_LIKE, OTHER, dtype_code
-from stepscope.explain.flops.prices import graph_key, graph_rates, price_graph, price_operator
+from stepscope.explain.flops.call import MATMUL_LIKE, OTHER, dtype_code, graph_key
+from stepscope.explain.flops.prices import graph_rates, price_graph, price_operator
 from stepscope.records.compiled import (
     GRAPH_VIEWS,
     CompiledGraph,
@@ -299,23 +299,21 @@ def _describe(
     flops = [price_operator(one).flops for one in products]
     largest = max(zip(flops, products, strict=True), key=lambda row: row[0], default=None)
     names = tuple(dict.fromkeys(one.name for one in costliest))[:_MOST_OPERATORS]
+    # Code that hands a library its arguments in a list shows only the result.
+    priced = [price_operator(one).moved for one in products]
+    if kernel.operator is None or not priced or min(priced) < 0:
+        size_bytes: int | None = kernel.size_bytes
+    else:
+        size_bytes = max(kernel.size_bytes or 0, sum(priced))
     return KernelFacts(
         name=kernel.name,
         operators=names
         or ((kernel.operator,) if kernel.operator else split_fused_name(kernel.name)),
         lines=_lines(computed, seconds),
         flops=None if not computed or any(one < 0 for one in flops) else sum(flops),
-        size_bytes=_moved(kernel, products),
+        size_bytes=size_bytes,
         dtype=dtype_code(largest[1].dtypes) if largest else ABSENT,
     )
-
-
-def _moved(kernel: GraphKernel, products: Sequence[GraphOperator]) -> int | None:
-    """Code that hands a library its arguments in a list shows only the result."""
-    priced = [price_operator(one).moved for one in products]
-    if kernel.operator is None or not priced or min(priced) < 0:
-        return kernel.size_bytes
-    return max(kernel.size_bytes or 0, sum(priced))
 
 
 def _first(row: tuple[float, GraphOperator]) -> float:

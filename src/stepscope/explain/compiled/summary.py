@@ -19,15 +19,9 @@ from stepscope.explain.compiled.graph_calls import (
     find_graph_calls,
 )
 from stepscope.explain.compiled.graph_kernels import GraphKernels, share_known, time_kernels
-from stepscope.explain.flops.call import MATMUL_LIKE
+from stepscope.explain.flops.call import MATMUL_LIKE, REGION
 from stepscope.explain.flops.memory_bound import VIEWS
-from stepscope.explain.flops.prices import (
-    CORE_RATES,
-    REGION,
-    graph_rates,
-    price_graph,
-    price_operator,
-)
+from stepscope.explain.flops.prices import CORE_RATES, graph_rates, price_graph, price_operator
 from stepscope.records.compiled import (
     GRAPH_VIEWS,
     BreakCost,

@@ -417,30 +417,26 @@ def offer_for_waits(loader: LoaderUse | None, *, gpu: bool) -> tuple[Remedy, ...
     words = f"Try another num_workers in the DataLoader (it has {loader.workers})"
     if loader.iterable:
         words += ". Its dataset only yields: each worker must take its share"
+    # Names the line that makes an item, or the one that collates a batch.
+    places = [place for place in (loader.made_at, loader.collated_at) if place is not None]
+    if not places:
+        cheaper_words = remedies.CHEAPER_BATCH.action
+    else:
+        made_ns = make_ns(loader)
+        takes = f" (it takes {duration(made_ns)})" if made_ns is not None else ""
+        cheaper_words = f"Make a batch cheaper{takes}, in {' and '.join(map(_words, places))}"
+    # Only where there are workers, and a second epoch began.
+    if not loader.workers or loader.persistent or loader.epochs < 2:
+        for_workers: list[Remedy] = []
+    else:
+        for_workers = [remedies.PERSISTENT_WORKERS.offer()]
     return (
         remedies.LOADER_WORKERS.offer(words),
-        remedies.CHEAPER_BATCH.offer(_cheaper_words(loader)),
-        *_for_workers(loader),
+        remedies.CHEAPER_BATCH.offer(cheaper_words),
+        *for_workers,
         *([remedies.PIN_MEMORY.offer()] if gpu and not loader.pinned else []),
     )
 
 
-def _cheaper_words(loader: LoaderUse) -> str:
-    """Names the line that makes an item, or the one that collates a batch."""
-    places = [place for place in (loader.made_at, loader.collated_at) if place is not None]
-    if not places:
-        return remedies.CHEAPER_BATCH.action
-    made_ns = make_ns(loader)
-    takes = f" (it takes {duration(made_ns)})" if made_ns is not None else ""
-    return f"Make a batch cheaper{takes}, in {' and '.join(map(_words, places))}"
-
-
 def _words(place: CodePlace) -> str:
     return f"{PurePath(place.file).name}:{place.line} ({place.function})"
-
-
-def _for_workers(loader: LoaderUse) -> list[Remedy]:
-    """Only where there are workers, and a second epoch began."""
-    if not loader.workers or loader.persistent or loader.epochs < 2:
-        return []
-    return [remedies.PERSISTENT_WORKERS.offer()]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from stepscope import changes as remedies
 from stepscope.explain.cpu_use import looked
-from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, rule
 from stepscope.records.explanation import Finding, Remedy
+from stepscope.records.hardware import above_peak
 from stepscope.records.run import RankRun
 from stepscope.text.figures import milliseconds, percent, rate
 from stepscope.text.words import counted
@@ -152,6 +152,11 @@ def unknown_work(evidence: RankEvidence) -> Finding | None:
     efficiency = evidence.efficiency
     if share < MEDIUM or efficiency is None:
         return None
+    # Nothing for other packages' kernels in a run that was recorded: they have no FLOPs.
+    if evidence.run is None:
+        offer_recording: tuple[Remedy, ...] = (remedies.STEPSCOPE_RUN.offer(_SHOWS),)
+    else:
+        offer_recording = (remedies.STEPSCOPE_RUN.offer(_STILL),) if evidence.is_graphed else ()
     return unknown_work.finding(
         share=share,
         severity="none",
@@ -162,12 +167,5 @@ def unknown_work(evidence: RankEvidence) -> Finding | None:
             f"the {evidence.device} computes for {percent(evidence.budget_share('compute'))} of "
             "the step",
         ),
-        remedies=_offer_recording(evidence),
+        remedies=offer_recording,
     )
-
-
-def _offer_recording(evidence: RankEvidence) -> tuple[Remedy, ...]:
-    """Nothing for other packages' kernels in a run that was recorded: they have no FLOPs."""
-    if evidence.run is None:
-        return (remedies.STEPSCOPE_RUN.offer(_SHOWS),)
-    return (remedies.STEPSCOPE_RUN.offer(_STILL),) if evidence.is_graphed else ()

@@ -41,7 +41,18 @@ def host_bound(evidence: RankEvidence) -> Finding | None:
     share = evidence.budget_share("operators", "python")
     if share < LOW:
         return None
-    asleep = _share_asleep(evidence)
+    # How much of the time without operators the training thread sleeps, at least: not more
+    # than is left of its sleep when all else that it may wait for is taken off. Only on a
+    # CPU: a thread that waits for a device sleeps too. Without the run's steps, stalls are
+    # not known.
+    _, plain = looked(evidence.cpu)
+    times = evidence.run.times if evidence.run is not None else None
+    if plain is None or times is None or not evidence.on_host:
+        asleep = 0.0
+    else:
+        host = evidence.budget_share("operators", "python")
+        elsewhere = 1.0 - host - evidence.budget_share("compute")
+        asleep = min(host, max(0.0, _asleep_in_steady_steps(plain, times) - elsewhere))
     if asleep > share / 2:
         # The line that sleeps is one outside the model.
         line = _main_line(evidence, asleep)
@@ -129,19 +140,6 @@ def _list_own_python(evidence: RankEvidence) -> Iterator[str]:
     )
 
 
-def _share_asleep(evidence: RankEvidence) -> float:
-    """How much of the time without operators the training thread sleeps, at least: not more than
-    is left of its sleep when all else that it may wait for is taken off. Only on a CPU: a thread
-    that waits for a device sleeps too. Without the run's steps, stalls are not known."""
-    _, plain = looked(evidence.cpu)
-    times = evidence.run.times if evidence.run is not None else None
-    if plain is None or times is None or not evidence.on_host:
-        return 0.0
-    host = evidence.budget_share("operators", "python")
-    elsewhere = 1.0 - host - evidence.budget_share("compute")
-    return min(host, max(0.0, _asleep_in_steady_steps(plain, times) - elsewhere))
-
-
 def _asleep_in_steady_steps(plain: PlainSteps, times: StepTimes) -> float:
     """As a share of them, at least: the counters also cover the warm-up and the time between
     epochs, which may have been sleep."""
@@ -164,21 +162,19 @@ def _describe_host(evidence: RankEvidence) -> Iterator[str]:
             f"(mean length {significant(launches.queue_mean or 0.0)}, longest {launches.queue_max})"
         )
     yield from _list_own_python(evidence)
-    yield _describe_basis(evidence)
-
-
-def _describe_basis(evidence: RankEvidence) -> str:
     if evidence.budget.basis == "measured":
-        return "shares refer to the step as measured without the profiler"
-    if evidence.budget.basis == "corrected":
-        return (
+        basis = "shares refer to the step as measured without the profiler"
+    elif evidence.budget.basis == "corrected":
+        basis = (
             "shares refer to the step with the profiler's cost removed "
             "(`stepscope run` also measures the real step)"
         )
-    return (
-        "the profiler slows the CPU: without it this share is smaller "
-        "(`stepscope run` also measures the real step)"
-    )
+    else:
+        basis = (
+            "the profiler slows the CPU: without it this share is smaller "
+            "(`stepscope run` also measures the real step)"
+        )
+    yield basis
 
 
 def _offer_for_host(evidence: RankEvidence, share: float) -> tuple[Remedy, ...]:
@@ -230,6 +226,10 @@ def launch_bound(evidence: RankEvidence) -> Finding | None:
     interval_ns = evidence.whole.span_ns / launches.device_events
     if share < MEDIUM or launches.short_kernels < launches.kernels / 2:
         return None
+    if evidence.budget.basis in ("measured", "corrected"):
+        warn_of_profiler: tuple[str, ...] = ()
+    else:
+        warn_of_profiler = ("the profiler slows every launch: without it this share is smaller",)
     return launch_bound.finding(
         share=share,
         summary=f"{percent(share)} of the step is lost in small gaps between kernels because "
@@ -241,7 +241,7 @@ def launch_bound(evidence: RankEvidence) -> Finding | None:
             f"{duration(interval_ns)}",
             f"{launches.short_kernels:,} of {counted(launches.kernels, 'kernel')} run for less "
             "than 10 µs",
-            *_warn_of_profiler(evidence),
+            *warn_of_profiler,
         ),
         where=places(evidence, _CAUSES),
         remedies=(
@@ -252,12 +252,6 @@ def launch_bound(evidence: RankEvidence) -> Finding | None:
             remedies.BATCH.offer("Use a larger batch: each kernel runs longer per launch"),
         ),
     )
-
-
-def _warn_of_profiler(evidence: RankEvidence) -> tuple[str, ...]:
-    if evidence.budget.basis in ("measured", "corrected"):
-        return ()
-    return ("the profiler slows every launch: without it this share is smaller",)
 
 
 @rule("Python overhead")
@@ -379,6 +373,12 @@ def one_of_many(evidence: RankEvidence) -> Finding | None:
         return None
     computes = evidence.budget_share("compute")
     sure = similar.count > 0
+    # Say what training models together cannot take away.
+    data = evidence.budget_share("data_loading")
+    if data < LOW:
+        other_share: tuple[str, ...] = ()
+    else:
+        other_share = (f"waiting for data stays: {evidence.budget_ms('data_loading')}",)
     return one_of_many.finding(
         share=idle,
         severity=severity_of(idle) if sure else "low",
@@ -388,7 +388,7 @@ def one_of_many(evidence: RankEvidence) -> Finding | None:
             f"waiting for the CPU and for launches: "
             f"{evidence.budget_ms('idle_launch', 'operators', 'python')}",
             "models trained together need as many launches as one model, whatever their number",
-            *_other_share(evidence),
+            *other_share,
         ),
         remedies=(
             remedies.FUSE.offer(),
@@ -411,11 +411,3 @@ def _belongs(similar: SimilarRuns) -> str:
             f"{found} found."
         )
     return f"Its options are those of a search: {', '.join(similar.options)}."
-
-
-def _other_share(evidence: RankEvidence) -> tuple[str, ...]:
-    """Say what training models together cannot take away."""
-    data = evidence.budget_share("data_loading")
-    if data < LOW:
-        return ()
-    return (f"waiting for data stays: {evidence.budget_ms('data_loading')}",)

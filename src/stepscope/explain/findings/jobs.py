@@ -78,8 +78,12 @@ def straggler(evidence: JobEvidence) -> Finding | None:
     if not step_ms:
         return None
     share = min(1.0, worst.cost_ms / step_ms)
+    if worst.kind == "wandering":
+        title = "Slow rank varies"
+    else:
+        title = {"rank": "", "host": "Slow host", "link": "Slow link"}[worst.scope]
     return straggler.finding(
-        title=_straggler_title(worst),
+        title=title,
         share=share,
         summary=f"{_begin(worst)}. This costs {milliseconds(worst.cost_ms)} of every step "
         f"({percent(share)}).",
@@ -108,12 +112,6 @@ def _choose_step_ms(job: Job, worst: Straggler) -> float:
         return max(times.step_ms for times in job.times)
     steps = job.step_ns[(job.step_ns > 0).all(axis=1)]
     return float(np.median(steps.max(axis=1))) / 1e6 if len(steps) else 0.0
-
-
-def _straggler_title(worst: Straggler) -> str:
-    if worst.kind == "wandering":
-        return "Slow rank varies"
-    return {"rank": "", "host": "Slow host", "link": "Slow link"}[worst.scope]
 
 
 def _begin(worst: Straggler) -> str:

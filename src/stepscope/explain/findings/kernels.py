@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from stepscope import changes as remedies
-from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import (
     LOW,
     MEDIUM,
@@ -24,7 +23,7 @@ from stepscope.explain.findings.evidence import (
 from stepscope.explain.flops.call import read_name
 from stepscope.explain.kernels import SHORT_KERNEL_NS, Launched, by_kernel, by_operator, callers
 from stepscope.records.explanation import Finding, Remedy
-from stepscope.records.hardware import Efficiency, Spot
+from stepscope.records.hardware import Spot, above_peak
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 from stepscope.step.call_tree import group, sum_by
@@ -70,6 +69,10 @@ def memory_bound(evidence: RankEvidence) -> Finding | None:
     saved = evidence.device_share(saved_ns)
     if saved < LOW:
         return None
+    if efficiency.ceilings is None or not efficiency.ceilings.bytes_s:
+        bandwidth: tuple[str, ...] = ()
+    else:
+        bandwidth = (f"peak of the memory: {rate(efficiency.ceilings.bytes_s, 'B/s')}",)
     return memory_bound.finding(
         share=saved,
         severity=kernel_severity(evidence, saved),
@@ -82,7 +85,7 @@ def memory_bound(evidence: RankEvidence) -> Finding | None:
             f"in {counted(runs, 'run')} of neighbouring kernels, values that pass through memory "
             f"take up to {evidence.step_ms(saved)}",
             *(_describe_spot(evidence, spot) for spot in costliest),
-            *_describe_bandwidth(efficiency),
+            *bandwidth,
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
         remedies=(
@@ -122,12 +125,6 @@ def _describe_spot(evidence: RankEvidence, spot: Spot) -> str:
     if spot.bytes_moved and spot.device_ns:
         speed = f", {rate(spot.bytes_moved / spot.device_ns * 1e9, 'B/s')}"
     return spot_words(evidence, spot) + speed
-
-
-def _describe_bandwidth(efficiency: Efficiency) -> tuple[str, ...]:
-    if efficiency.ceilings is None or not efficiency.ceilings.bytes_s:
-        return ()
-    return (f"peak of the memory: {rate(efficiency.ceilings.bytes_s, 'B/s')}",)
 
 
 TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")

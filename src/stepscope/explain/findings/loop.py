@@ -76,13 +76,30 @@ def data_stalls(run: RankRun) -> Finding | None:
     if stall is None:
         return None
     waits = stalling_steps(stall, run, "waits", "wait")
+    # Workers that start with each epoch are the first thing to change where that is the
+    # stall.
+    offers = offer_for_waits(run.loader, gpu=False)
+    if run.loader is None:
+        persistent = remedies.PERSISTENT_WORKERS.offer(
+            "If the DataLoader has workers, set persistent_workers=True: they then outlive an epoch"
+        )
+        rarely = stall.period is not None and stall.period > _MOST_WORKERS
+        offer_for_data: tuple[Remedy, ...] = (
+            (persistent, *offers) if rarely else (*offers, persistent)
+        )
+    elif not _is_epoch(stall, run.loader):
+        offer_for_data = offers
+    else:
+        offer_for_data = tuple(
+            sorted(offers, key=lambda remedy: remedy.id != remedies.PERSISTENT_WORKERS.id)
+        )
     return data_stalls.finding(
         share=stall.share,
         severity=stall_severity(stall),
         summary=f"{waits} {typical_wait(stall)} for data{_explain_period(stall, run.loader)}.",
         evidence=(*cost_lines(stall, run), *describe_loader(run.loader)),
         where=stall.where,
-        remedies=_offer_for_data(stall, run.loader),
+        remedies=offer_for_data,
     )
 
 
@@ -100,20 +117,6 @@ def _is_epoch(stall: Stall, loader: LoaderUse) -> bool:
     if stall.period is None or batches is None:
         return False
     return abs(stall.period / batches - 1) < _SAME_LENGTH
-
-
-def _offer_for_data(stall: Stall, loader: LoaderUse | None) -> tuple[Remedy, ...]:
-    """Workers that start with each epoch are the first thing to change where that is the stall."""
-    offers = offer_for_waits(loader, gpu=False)
-    if loader is None:
-        persistent = remedies.PERSISTENT_WORKERS.offer(
-            "If the DataLoader has workers, set persistent_workers=True: they then outlive an epoch"
-        )
-        rarely = stall.period is not None and stall.period > _MOST_WORKERS
-        return (persistent, *offers) if rarely else (*offers, persistent)
-    if not _is_epoch(stall, loader):
-        return offers
-    return tuple(sorted(offers, key=lambda remedy: remedy.id != remedies.PERSISTENT_WORKERS.id))
 
 
 # Data, collections, compiling and the rest have findings of their own, with their period.
@@ -193,23 +196,21 @@ def irregular_stalls(run: RankRun) -> Finding | None:
     takes = stalling_steps(stall, run, "takes", "take")
     unexplained = ", and nothing measured explains it"
     why = where_words(stall) or CAUSES[stall.cause] or unexplained
+    on_stall = remedies.ON_STALL.offer()
+    if stall.cause == "operating_system":
+        offer_for_cause: tuple[Remedy, ...] = (remedies.IDLE_MACHINE.offer(), on_stall)
+    elif stall.cause == "logging":
+        offer_for_cause = (on_stall, remedies.NO_SYNC.offer())
+    else:
+        offer_for_cause = (on_stall, remedies.IDLE_MACHINE.offer())
     return irregular_stalls.finding(
         share=stall.share,
         severity=stall_severity(stall),
         summary=f"{takes} {typical_wait(stall)} longer{why}.",
         evidence=cost_lines(stall, run),
         where=stall.where,
-        remedies=(*offer_for_line(stall), *_offer_for_cause(stall.cause)),
+        remedies=(*offer_for_line(stall), *offer_for_cause),
     )
-
-
-def _offer_for_cause(cause: StallCause) -> tuple[Remedy, ...]:
-    on_stall = remedies.ON_STALL.offer()
-    if cause == "operating_system":
-        return (remedies.IDLE_MACHINE.offer(), on_stall)
-    if cause == "logging":
-        return (on_stall, remedies.NO_SYNC.offer())
-    return (on_stall, remedies.IDLE_MACHINE.offer())
 
 
 _AS_BEFORE = 0.05  # a last level this near to the best one is back to normal

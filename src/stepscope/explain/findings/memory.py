@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stepscope import changes as remedies
-from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import (
     LOW,
     MEDIUM,
@@ -20,6 +19,7 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.memory.model import between_words, biggest, held_words
 from stepscope.records.explanation import Finding, Place, Remedy, Severity
+from stepscope.records.hardware import above_peak
 from stepscope.records.memory import Fragmentation, Memory, OutOfMemory
 from stepscope.records.run import MemoryGrowth, RankRun
 from stepscope.text.figures import percent, size
@@ -180,7 +180,10 @@ def find_growth(run: RankRun, limit_bytes: int | None = None) -> Finding | None:
     growth = run.memory_growth
     if growth is None:
         return None
-    left = _steps_left(growth, limit_bytes)
+    if growth.of == "host" or not limit_bytes:
+        left = None
+    else:
+        left = int(max(0, limit_bytes - growth.last_bytes) // max(1.0, growth.bytes_per_step))
     share = max(0.0, 1 - growth.first_bytes / max(1, growth.last_bytes))
     whose = "The process's memory" if growth.of == "host" else "Allocated memory"
     lines = [
@@ -190,39 +193,29 @@ def find_growth(run: RankRun, limit_bytes: int | None = None) -> Finding | None:
     ]
     if left is not None:
         lines.append(f"at this rate memory is full in about {counted(left, 'step')}")
+    # High if memory is full before as many steps again.
+    if left is not None and left < max(SOON_STEPS, run.steps):
+        severity: Severity = "high"
+    else:
+        severity = "medium" if share >= MEDIUM else "low"
+    detach = remedies.DETACH.offer()
+    if growth.of == "host":
+        offer: tuple[Remedy, ...] = (detach, remedies.TRACEMALLOC.offer())
+    else:
+        offer = (detach, remedies.SNAPSHOT.offer())
     return memory_growth.finding(
         share=share,
         of="memory",
-        severity=_growth_severity(share, left, run.steps),
+        severity=severity,
         summary=f"{whose} grows by {size(growth.bytes_per_step)} per step over the whole run.",
         evidence=tuple(lines),
-        remedies=_offer(growth),
+        remedies=offer,
     )
-
-
-def _steps_left(growth: MemoryGrowth, limit_bytes: int | None) -> int | None:
-    if growth.of == "host" or not limit_bytes:
-        return None
-    return int(max(0, limit_bytes - growth.last_bytes) // max(1.0, growth.bytes_per_step))
-
-
-def _growth_severity(share: float, left: int | None, steps: int) -> Severity:
-    """High if memory is full before as many steps again."""
-    if left is not None and left < max(SOON_STEPS, steps):
-        return "high"
-    return "medium" if share >= MEDIUM else "low"
 
 
 def _interval(growth: MemoryGrowth) -> str:
     low, high = size(growth.low), size(growth.high)
     return low if low == high else f"{low} to {high}"
-
-
-def _offer(growth: MemoryGrowth) -> tuple[Remedy, ...]:
-    detach = remedies.DETACH.offer()
-    if growth.of == "host":
-        return (detach, remedies.TRACEMALLOC.offer())
-    return (detach, remedies.SNAPSHOT.offer())
 
 
 # Share of the limit (or of the peak without a limit) that a thousand steps add.

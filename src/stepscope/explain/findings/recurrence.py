@@ -64,6 +64,13 @@ def long_recurrence(evidence: RankEvidence) -> Finding | None:
     longest = found[int(np.argmax(shares))].recurrence
     guessed = all(one.recurrence.form == "loop" for one in found)
     rows = np.array([one.rows[0] for one in found], np.int32)
+    if not guessed:
+        guess_words: tuple[str, ...] = ()
+    else:
+        guess_words = (
+            "a guess from shapes: the same [batch, size] matmul with the same weight is repeated. "
+            "It is no recurrence unless each call uses the previous result",
+        )
     return long_recurrence.finding(
         share=share,
         severity="low" if guessed else severity_of(share),
@@ -76,7 +83,7 @@ def long_recurrence(evidence: RankEvidence) -> Finding | None:
                 for one, its_share in zip(found, shares, strict=True)
                 if its_share > 0
             ),
-            *_guess_words(guessed),
+            *guess_words,
         ),
         where=costliest_places(
             evidence.trace, *(rows, np.array([int(share * 1e9) for share in shares], np.int64))
@@ -118,15 +125,6 @@ def _shape_words(recurrence: Recurrence) -> str:
     return (
         f"{layers}{recurrence.steps:,} steps, batch {recurrence.batch:,}, state of "
         f"{recurrence.size:,}"
-    )
-
-
-def _guess_words(guessed: bool) -> tuple[str, ...]:
-    if not guessed:
-        return ()
-    return (
-        "a guess from shapes: the same [batch, size] matmul with the same weight is repeated. It "
-        "is no recurrence unless each call uses the previous result",
     )
 
 

@@ -42,6 +42,19 @@ class Tensor(msgspec.Struct, frozen=True):
         return self.elements * self.item_bytes
 
 
+def broadcast(*shapes: Dims) -> Dims:
+    """The common shape, as torch broadcasts."""
+    if len(set(shapes)) == 1:
+        return shapes[0]
+    length = max(map(len, shapes), default=0)
+    padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
+    out = tuple(max(sizes) if min(sizes) else 0 for sizes in zip(*padded, strict=True))
+    fits = (size in (1, most) for dims in padded for size, most in zip(dims, out, strict=True))
+    if not all(fits):
+        raise Unknown
+    return out
+
+
 def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.size_bytes for tensor in tensors)
 
@@ -193,6 +206,15 @@ def dtype_code(dtypes: Any) -> int:
     return (floating or known or [-1])[0]
 
 
+REGION = lazy_pattern(r"^## Call CompiledFxGraph (\S+) ##$")
+
+
+def graph_key(name: str) -> str:
+    """Of the graph that an event of this name runs; empty for other events."""
+    match = REGION.match(name)
+    return match[1] if match else ""
+
+
 # Kernels that torch.compile writes. Their names say what was fused, their calls what they touch.
 #
 # `triton_poi`, `triton_red` and `triton_per` are loops over elements and reductions. They multiply
@@ -299,7 +321,10 @@ def read_name(name: str) -> KernelName:
     if name.startswith(PREFIX):
         product = not _LOOP.match(name) or _PRODUCT_IN_LOOP.search(name) is not None
         return KernelName(product=product, harmless=not product, dtype=None, cores="unknown")
-    harmless = _is_harmless(name)
+    if _NATIVE_PRODUCT(name.partition("at::native::")[2]):
+        harmless = False
+    else:
+        harmless = _HARMLESS(name) or name.lower().startswith(_COPY) or bool(_HELPER.search(name))
     product = not harmless and _MULTIPLIES(name)
     return KernelName(
         product=product,
@@ -313,12 +338,6 @@ def read_name(name: str) -> KernelName:
 def is_plain_fp32(name: KernelName) -> bool:
     """No product in half precision runs in such a kernel."""
     return name.product and name.cores == "plain" and name.dtype == "fp32"
-
-
-def _is_harmless(name: str) -> bool:
-    if _NATIVE_PRODUCT(name.partition("at::native::")[2]):
-        return False
-    return _HARMLESS(name) or name.lower().startswith(_COPY) or bool(_HELPER.search(name))
 
 
 def _dtype(name: str) -> str | None:

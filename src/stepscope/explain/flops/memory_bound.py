@@ -13,10 +13,10 @@ from stepscope.explain.flops.call import (
     Dims,
     Tensor,
     Unknown,
+    broadcast,
     memory_bound,
     total_bytes,
 )
-from stepscope.explain.flops.products import broadcast
 
 # Operators that touch every element once: arithmetic, activations, copies, fills.
 #

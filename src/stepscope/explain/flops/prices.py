@@ -22,6 +22,7 @@ from stepscope.explain.flops.call import (
     Unknown,
     compiled,
     dtype_code,
+    graph_key,
 )
 from stepscope.records.compiled import CompiledGraph, GraphOperator
 from stepscope.records.dtypes import PEAKS
@@ -30,7 +31,6 @@ from stepscope.records.trace import ABSENT, Trace
 from stepscope.step.arrays import Bools, Int8s, Int64s
 from stepscope.step.call_tree import group
 from stepscope.step.work import rows_named
-from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import nearest_of
 
 # The fastest device needs 20 minutes for this many FLOPs: more come from damaged shapes. A backward
@@ -131,7 +131,6 @@ def price_call(call: Call) -> Cost:
 # library. Those it wrote itself, and all of a CUDA graph, have no shapes there. The graph that
 # capture recorded has them, so what the trace lacks of the graph's FLOPs is the region's own.
 
-REGION = lazy_pattern(r"^## Call CompiledFxGraph (\S+) ##$")
 # Without a device's rates: one core that computes from memory. Only their ratio matters.
 CORE_RATES = (20e9, 5e9)
 _ROUNDING = 0.001  # of a graph's FLOPs: less is not worth attributing
@@ -227,9 +226,3 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
     columns.in_fp32[rows[owed]] = np.clip(in_fp32, 0, missing)[owed]
     columns.dtype[rows[owed]] = np.array([cost.dtype for cost in of_names], np.int8)[which][owed]
     columns.counted[rows[owed]] = columns.answering[rows[owed]] = True
-
-
-def graph_key(name: str) -> str:
-    """Of the graph that an event of this name runs; empty for other events."""
-    match = REGION.match(name)
-    return match[1] if match else ""

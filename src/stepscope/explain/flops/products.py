@@ -16,6 +16,7 @@ from stepscope.explain.flops.call import (
     Formula,
     Tensor,
     Unknown,
+    broadcast,
     matmul_like,
     total_bytes,
 )
@@ -40,19 +41,6 @@ def _product(a: Dims, b: Dims) -> tuple[int, int]:
         raise Unknown
     out = math.prod(broadcast(a[:-2], b[:-2])) * rows * columns
     return 2 * out * inner, out
-
-
-def broadcast(*shapes: Dims) -> Dims:
-    """The common shape, as torch broadcasts."""
-    if len(set(shapes)) == 1:
-        return shapes[0]
-    length = max(map(len, shapes), default=0)
-    padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
-    out = tuple(max(sizes) if min(sizes) else 0 for sizes in zip(*padded, strict=True))
-    fits = (size in (1, most) for dims in padded for size, most in zip(dims, out, strict=True))
-    if not all(fits):
-        raise Unknown
-    return out
 
 
 def _of(a: Tensor, b: Tensor, *others: Tensor) -> Cost:

@@ -243,6 +243,12 @@ def _straggler(
     host: str, slow: Sequence[SlowLink], cost_ns: float, exposed_ns: float, steps: int
 ) -> Straggler:
     worst = slow[0]
+    link = worst.link
+    if not link.device_bytes_s:
+        against_device: tuple[str, ...] = ()
+    else:
+        share = percent(link.rate_bytes_s / link.device_bytes_s)
+        against_device = (f"that is {share} of what {link.sender}'s network device can send",)
     return Straggler(
         rank=None,
         cause="link",
@@ -255,7 +261,7 @@ def _straggler(
             *(link_words(one) for one in slow[1:3]),
             f"ranks wait {duration(exposed_ns)} per step for transfers between hosts that do not "
             "overlap with compute",
-            *_against_device(worst.link),
+            *against_device,
         ),
         scope="link",
         host=host,
@@ -269,13 +275,6 @@ def link_words(slow: SlowLink) -> str:
         f"the link from {link.sender} to {link.receiver} sends {byte_rate(link.rate_bytes_s)}, the "
         f"others {byte_rate(slow.others_bytes_s)}"
     )
-
-
-def _against_device(link: HostLink) -> tuple[str, ...]:
-    if not link.device_bytes_s:
-        return ()
-    share = percent(link.rate_bytes_s / link.device_bytes_s)
-    return (f"that is {share} of what {link.sender}'s network device can send",)
 
 
 # What to know about the clocks of the ranks and their hosts before trusting waits.

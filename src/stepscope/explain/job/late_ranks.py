@@ -325,6 +325,15 @@ def _straggler(case: _Case, rank: LateRank, columns: tuple[int, ...]) -> Straggl
     cause: Cause = "input" if fed else "compute"
     own = float(np.median(np.delete(case.step_ns - case.wait_ns, columns, axis=1)))
     kind: LatenessKind = "constant" if rank.constant else "intermittent"
+    # The phase that explains most of the lateness, if one does.
+    known = {phase: ns for phase, ns in longer.items() if phase in _PHASES and phase != "data"}
+    most = max(known, key=lambda phase: known[phase], default=None)
+    if most is None or known[most] < _NAMED_PHASE * rank.excess_ns:
+        name_phase: tuple[str, ...] = ()
+    else:
+        name_phase = (
+            f"{_PHASES[most]} takes {milliseconds(known[most] / 1e6)} longer than on the others",
+        )
     return Straggler(
         rank=None,
         cause=cause,
@@ -334,7 +343,7 @@ def _straggler(case: _Case, rank: LateRank, columns: tuple[int, ...]) -> Straggl
         of=of,
         evidence=(
             *_how_often(rank, steps, of, len(columns)),
-            *_name_phase(longer, rank.excess_ns),
+            *name_phase,
             f"{percent(max(fed_later, 0.0) / max(rank.excess_ns, all_longer))} of the extra time "
             "is waiting for data",
         ),
@@ -358,15 +367,6 @@ def _how_often(rank: LateRank, steps: int, of: int, ranks: int) -> tuple[str, ..
         return (words,)
     waits = "it waits" if ranks == 1 else "they wait"
     return words, f"{milliseconds(rank.for_cores_ns / 1e6)} of that {waits} for a free core"
-
-
-def _name_phase(longer: Mapping[str, float], excess_ns: float) -> tuple[str, ...]:
-    """The phase that explains most of the lateness, if one does."""
-    known = {phase: ns for phase, ns in longer.items() if phase in _PHASES and phase != "data"}
-    phase = max(known, key=lambda phase: known[phase], default=None)
-    if phase is None or known[phase] < _NAMED_PHASE * excess_ns:
-        return ()
-    return (f"{_PHASES[phase]} takes {milliseconds(known[phase] / 1e6)} longer than on the others",)
 
 
 def _describe_wandering(case: _Case, rank: LateRank) -> Straggler:

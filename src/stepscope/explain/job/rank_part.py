@@ -138,7 +138,16 @@ def calls_of_run(
     on_host = all(name.startswith("gloo") for name in log.names)
     if (world_size or 0) > MANY_RANKS:
         if not on_host or asynchronous:
-            kept = _ends_of_steps(log, place, kept)
+            # The first and the last call of every step and group: where no call
+            # waits, lateness grows from one to the next, so these two show it.
+            rows = np.flatnonzero(kept)
+            if len(rows):
+                order = rows[np.lexsort((log.sequence[rows], log.group[rows], place[rows]))]
+                other = (np.diff(place[order]) != 0) | (np.diff(log.group[order]) != 0)
+                ends: Bools = np.zeros(len(kept), np.bool_)
+                ends[order[np.append(True, other)]] = True
+                ends[order[np.append(other, True)]] = True
+                kept = ends
         called: Bools = np.zeros(len(steps), np.bool_)
         called[place[kept]] = True
         usable &= called
@@ -167,20 +176,6 @@ def calls_of_run(
 def most_steps(world_size: int) -> int:
     """Steps of each rank that a large job keeps."""
     return min(MOST_STEPS // FEWER, max(LEAST_KEPT, MOST_CELLS // world_size))
-
-
-def _ends_of_steps(log: LoggedCollectives, place: Int64s, kept: Bools) -> Bools:
-    """The first and the last call of every step and group: where no call waits, lateness grows from
-    one to the next, so these two show it."""
-    rows = np.flatnonzero(kept)
-    if not len(rows):
-        return kept
-    order = rows[np.lexsort((log.sequence[rows], log.group[rows], place[rows]))]
-    other = (np.diff(place[order]) != 0) | (np.diff(log.group[order]) != 0)
-    ends: Bools = np.zeros(len(kept), np.bool_)
-    ends[order[np.append(True, other)]] = True
-    ends[order[np.append(other, True)]] = True
-    return ends
 
 
 def _sampled(number: Int64s, usable: Bools, calls: int, world_size: int) -> Bools:
@@ -238,6 +233,17 @@ def find_membership(
     layout = folder.layout
     trained = layout.get("trained") or {}
     tensors, shared = trained.get("tensors"), trained.get("shared_tensors")
+    # Per step, by the trace or the flight recorder, whichever saw more: the trace lacks
+    # gloo's calls on device tensors, the recorder lacks sends and receives.
+    recorded = [line.get("size_bytes") for line in folder.comms]
+    if (calls.size_bytes < 0).any() or None in recorded:
+        exchanged_bytes = None
+    elif not len(calls) and not folder.comms and any(map(COMM_SPAN.search, trace.strings)):
+        exchanged_bytes = None  # there are calls of unknown size
+    else:
+        steps = len({line.get("step") for line in folder.comms})
+        by_recorder = sum(int(size or 0) for size in recorded) // max(1, steps)
+        exchanged_bytes = max(int(calls.size_bytes.sum()) // max(1, len(pace)), by_recorder)
     return Membership(
         pid=folder.pid,
         world_size=folder.world_size or 1,
@@ -249,7 +255,7 @@ def find_membership(
         ),
         trained_bytes=trained.get("size_bytes"),
         shared=None if not tensors or shared is None else shared == tensors,
-        exchanged_bytes=_exchanged_bytes(folder.comms, trace, calls, pace),
+        exchanged_bytes=exchanged_bytes,
         calls_before=sum((layout.get("flight_recorder") or {}).values()),
     )
 
@@ -271,21 +277,6 @@ def train_apart(members: Sequence[Membership | None]) -> bool:
         member is not None and member.steps and exchanges_gradients(member) is False
         for member in members
     )
-
-
-def _exchanged_bytes(
-    lines: Sequence[dict[str, Any]], trace: Trace, calls: CollectiveCalls, pace: RankSteps
-) -> int | None:
-    """Per step, by the trace or the flight recorder, whichever saw more: the trace lacks gloo's
-    calls on device tensors, the recorder lacks sends and receives."""
-    recorded = [line.get("size_bytes") for line in lines]
-    if (calls.size_bytes < 0).any() or None in recorded:
-        return None
-    if not len(calls) and not lines and any(map(COMM_SPAN.search, trace.strings)):
-        return None  # there are calls of unknown size
-    steps = len({line.get("step") for line in lines})
-    by_recorder = sum(int(size or 0) for size in recorded) // max(1, steps)
-    return max(int(calls.size_bytes.sum()) // max(1, len(pace)), by_recorder)
 
 
 # A rank's part of the job where no trace shows its calls and steps.

@@ -81,7 +81,12 @@ def find_stragglers(
             detail="at least two steps that all ranks recorded are needed to tell a slow rank "
             "from chance",
         )
-    shown = _typical_steps(times, own, loading)
+    # Every rank's own time and input of its typical step, in nanoseconds.
+    if not times:
+        shown: tuple[Floats, Floats] = (np.median(own, axis=0), np.median(loading, axis=0))
+    else:
+        own_ms, input_ms = np.array([(rank.own_ms, rank.input_ms) for rank in times]).T
+        shown = (own_ms * 1e6, input_ms * 1e6)
     slow, doubt = _slow_hosts_and_ranks(ranks, own, loading, shown, hosts or {})
     if slow or slow_links:
         return Stragglers(verdict="found", ranks=tuple(slow or slow_links))
@@ -101,16 +106,6 @@ def costs_of_record(job: Job, step_ms: float) -> Job:
         for rank in job.stragglers.ranks
     )
     return replace(job, step_ms=step_ms, stragglers=replace(job.stragglers, ranks=ranks))
-
-
-def _typical_steps(
-    times: Sequence[RankTimes], own: Floats, loading: Floats
-) -> tuple[Floats, Floats]:
-    """Every rank's own time and input of its typical step, in nanoseconds."""
-    if not times:
-        return np.median(own, axis=0), np.median(loading, axis=0)
-    own_ms, input_ms = np.array([(rank.own_ms, rank.input_ms) for rank in times]).T
-    return own_ms * 1e6, input_ms * 1e6
 
 
 def _slow_hosts_and_ranks(

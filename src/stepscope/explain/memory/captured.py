@@ -220,15 +220,29 @@ def memory_of_capture(captured: CapturedMemory) -> Memory:
     assert captured.device is not None
     categories = ordered(peak.categories)
     allocated = peak.allocated_bytes
+    # What the allocator held, or the sum of all known categories if that is more.
+    held = sum(size or 0 for size in categories.values())
+    if allocated is None or (held > allocated and None not in categories.values()):
+        peak_bytes = held
+    else:
+        peak_bytes = allocated
+    # In order of time; the peak comes before the end of its phase.
+    assert peak is not None
+    moments = []
+    for phase in captured.phases:
+        if phase.phase == peak.phase and peak.allocated_bytes is not None:
+            moments.append(_moment("peak", peak))
+        begins = phase.phase == "begin"
+        moments.append(_moment("before the step" if begins else f"after {phase.phase}", phase))
     return Memory(
         source="capture",
         device=captured.device,
-        peak_bytes=_peak_bytes(categories, allocated),
+        peak_bytes=peak_bytes,
         reserved_bytes=peak.reserved_bytes,
         phase=peak.phase,
         measured=peak.measured,
         categories=categories,
-        moments=_moments(captured),
+        moments=tuple(moments),
         by_module=tuple(
             ModuleBytes(module=module.module, size_bytes=module.bytes, tensors=module.tensors)
             for module in captured.activations_by_module
@@ -238,14 +252,6 @@ def memory_of_capture(captured: CapturedMemory) -> Memory:
         growth=_growth(captured),
         notes=tuple(captured.notes),
     )
-
-
-def _peak_bytes(categories: Categories, allocated: int | None) -> int:
-    """What the allocator held, or the sum of all known categories if that is more."""
-    held = sum(size or 0 for size in categories.values())
-    if allocated is None or (held > allocated and None not in categories.values()):
-        return held
-    return allocated
 
 
 def capture_lines(captured: CapturedMemory, cast_bytes: int) -> tuple[BatchLine, ...]:
@@ -289,19 +295,6 @@ def fragmentation_of(allocated: int | None, reserved: int | None) -> Fragmentati
         reserved_bytes=reserved,
         share=min(1.0, max(0.0, 1 - allocated / reserved)),
     )
-
-
-def _moments(captured: CapturedMemory) -> tuple[Moment, ...]:
-    """In order of time; the peak comes before the end of its phase."""
-    peak = captured.peak
-    assert peak is not None
-    moments = []
-    for phase in captured.phases:
-        if phase.phase == peak.phase and peak.allocated_bytes is not None:
-            moments.append(_moment("peak", peak))
-        begins = phase.phase == "begin"
-        moments.append(_moment("before the step" if begins else f"after {phase.phase}", phase))
-    return tuple(moments)
 
 
 def _moment(name: str, at: CapturedPeak | CapturedPhase) -> Moment:

@@ -21,7 +21,6 @@ from stepscope.explain.strategies.evidence import (
 from stepscope.records.strategies import Bucket, RankDataParallel, Why
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step import intervals
-from stepscope.step.intervals import Set
 from stepscope.step.work import rows_named
 from stepscope.trace.links import distinct
 
@@ -104,18 +103,16 @@ def _backward(
         return None
     ends = evidence.pace.start_ns[steps] + evidence.pace.dur_ns[steps]
     first = evidence.ready_ns[places[:, 0]]
-    forward = _last(others, first, evidence.pace.start_ns[steps])
+    # The last end before each time, but not before the floor.
+    floor = evidence.pace.start_ns[steps]
+    if not len(others[0]):
+        forward: Int64 = floor
+    else:
+        place = np.searchsorted(others[1], first, side="right") - 1
+        forward = np.where(place >= 0, np.maximum(others[1][np.maximum(place, 0)], floor), floor)
     begin = mine[0][np.minimum(np.searchsorted(mine[0], forward), len(mine[0]) - 1)]
     last = np.maximum(np.searchsorted(mine[0], ends) - 1, 0)
     return np.minimum(begin, first), np.maximum(np.minimum(mine[1][last], ends), first)
-
-
-def _last(of: Set, times: Int64, floor: Int64) -> Int64:
-    """The last end before each time, but not before the floor."""
-    if not len(of[0]):
-        return floor
-    place = np.searchsorted(of[1], times, side="right") - 1
-    return np.where(place >= 0, np.maximum(of[1][np.maximum(place, 0)], floor), floor)
 
 
 def _buckets(

@@ -117,6 +117,28 @@ def gather_evidence(
     order = np.argsort(called, kind="stable")
     ready = called if work.on_host else _ready_on_device(trace, work, calls, called, known)
     begun = called if work.on_host else calls.start_ns
+    # What no compute hides of each call, without what runs on after the last step.
+    if not len(pace):
+        exposed_in_steps: Int64 = calls.exposed_ns
+    else:
+        low, high = window_of(pace)
+        exposed_in_steps = exposed_time(
+            work, np.clip(calls.start_ns, low, high), np.clip(calls.end_ns, low, high)
+        )
+    # Exposed communication of the steps that is inside no call, such as gloo's queue and the
+    # wait operators after it: it belongs to the call of the steps that was begun last.
+    out = np.zeros(len(calls), np.int64)
+    mine = np.flatnonzero(calls.step >= 0)
+    if not len(mine) or not len(pace):
+        around: Int64 = out
+    else:
+        spans = intervals.union(calls.start_ns[mine], calls.end_ns[mine])
+        bare = intervals.subtract(intervals.subtract(work.comm, work.compute), spans)
+        starts, ends = intervals.clip(bare, *window_of(pace))
+        mine = mine[np.argsort(begun[mine], kind="stable")]
+        place = np.searchsorted(begun[mine], starts, side="right") - 1
+        np.add.at(out, mine[np.maximum(place, 0)], ends - starts)
+        around = out
     return StrategyEvidence(
         trace=trace,
         work=work,
@@ -128,39 +150,15 @@ def gather_evidence(
         row=row[order],
         made_ns=called[order],
         ready_ns=ready[order],
-        exposed_ns=_exposed_in_steps(work, calls, pace)[order],
-        around_ns=_around(work, calls, pace, begun)[order],
+        exposed_ns=exposed_in_steps[order],
+        around_ns=around[order],
         backward=nearest_of(trace.host, _of_backward(trace), row[order]) >= 0,
     )
-
-
-def _exposed_in_steps(work: Work, calls: CollectiveCalls, pace: RankSteps) -> Int64:
-    """What no compute hides of each call, without what runs on after the last step."""
-    if not len(pace):
-        return calls.exposed_ns
-    low, high = window_of(pace)
-    return exposed_time(work, np.clip(calls.start_ns, low, high), np.clip(calls.end_ns, low, high))
 
 
 def window_of(pace: RankSteps) -> tuple[int, int]:
     """From the first step's start to the last one's end."""
     return int(pace.start_ns[0]), int(pace.start_ns[-1] + pace.dur_ns[-1])
-
-
-def _around(work: Work, calls: CollectiveCalls, pace: RankSteps, begun: Int64) -> Int64:
-    """Exposed communication of the steps that is inside no call, such as gloo's queue and the wait
-    operators after it: it belongs to the call of the steps that was begun last."""
-    out = np.zeros(len(calls), np.int64)
-    mine = np.flatnonzero(calls.step >= 0)
-    if not len(mine) or not len(pace):
-        return out
-    spans = intervals.union(calls.start_ns[mine], calls.end_ns[mine])
-    bare = intervals.subtract(intervals.subtract(work.comm, work.compute), spans)
-    starts, ends = intervals.clip(bare, *window_of(pace))
-    mine = mine[np.argsort(begun[mine], kind="stable")]
-    place = np.searchsorted(begun[mine], starts, side="right") - 1
-    np.add.at(out, mine[np.maximum(place, 0)], ends - starts)
-    return out
 
 
 def _ready_on_device(

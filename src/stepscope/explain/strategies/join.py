@@ -370,19 +370,17 @@ def strategy_of_record(strategy: Strategy, budget: Budget, paces: Sequence[RankS
     whole = 1e6 * budget.step_ms
     if isinstance(strategy, Pipeline):
         return _scaled(strategy, whole / step_ns)
-    of_comm = _comm_factor(budget, paces) or whole / step_ns
-    scaled: Strategy = _communication(strategy, of_comm, round(whole))
-    return scaled
-
-
-def _comm_factor(budget: Budget, paces: Sequence[RankSteps]) -> float | None:
-    """From the window to the step of record: exposed communication's factor, else compute's."""
+    # From the window to the step of record: exposed communication's factor, else compute's.
     ms = {part.id: part.ms for part in budget.parts}
     exposed = sum(float(pace.exposed_comm_ns.mean()) for pace in paces) / len(paces)
     if exposed and ms["exposed_comm"]:
-        return 1e6 * ms["exposed_comm"] / exposed
-    computing = sum(float(pace.compute_ns.mean()) for pace in paces) / len(paces)
-    return 1e6 * ms["compute"] / computing if computing and ms["compute"] else None
+        comm_factor: float | None = 1e6 * ms["exposed_comm"] / exposed
+    else:
+        computing = sum(float(pace.compute_ns.mean()) for pace in paces) / len(paces)
+        comm_factor = 1e6 * ms["compute"] / computing if computing and ms["compute"] else None
+    of_comm = comm_factor or whole / step_ns
+    scaled: Strategy = _communication(strategy, of_comm, round(whole))
+    return scaled
 
 
 def _communication(strategy: Any, factor: float, step_ns: int) -> Any:

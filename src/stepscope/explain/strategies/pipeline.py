@@ -62,6 +62,13 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
         total += intervals.length(in_forward)
         if len(begun):
             late += intervals.length(intervals.clip(in_forward, int(begun[0]), int(done[-1])))
+    # Receives; those of several tensors of one micro-batch count once.
+    times = np.sort((evidence.made_ns if evidence.work.on_host else evidence.start_ns)[receiving])
+    if len(times) < 2:
+        bursts = len(times)
+    else:
+        between = intervals.covered(evidence.work.compute, times[:-1], times[1:])
+        bursts = 1 + int((between > _SOME_COMPUTE_NS).sum())
     return RankPipeline(
         stage_indices=indices,
         stages=count,
@@ -73,7 +80,7 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
         bubble_ns=round((span - busy) / steps),
         receive_wait_ns=round(intervals.length_outside(waits, other) / steps),
         microbatches=microbatches,
-        receives=_bursts(evidence, receiving) / steps,
+        receives=bursts / steps,
         late_forward_share=late / total if total else 0.0,
         annotated=microbatches is not None,
     ), mine
@@ -98,12 +105,3 @@ def _group(described: dict[str, object]) -> Group:
         size=size if isinstance(size, int) else None,
         ranks=tuple(ranks) if isinstance(ranks, list) else (),
     )
-
-
-def _bursts(evidence: StrategyEvidence, receiving: Bools) -> int:
-    """Receives; those of several tensors of one micro-batch count once."""
-    times = np.sort((evidence.made_ns if evidence.work.on_host else evidence.start_ns)[receiving])
-    if len(times) < 2:
-        return len(times)
-    between = intervals.covered(evidence.work.compute, times[:-1], times[1:])
-    return 1 + int((between > _SOME_COMPUTE_NS).sum())

@@ -31,7 +31,14 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankTensorParallel | 
     """Functional collectives, groups by name, or a group used alike in forward and backward."""
     wanted = free & evidence.of_kind(*_KINDS)
     groups = _split_groups(evidence)
-    functional = _functional(evidence, wanted, groups)
+    # Functional collectives in groups that split layers, by the capture or by their sizes.
+    calls = wanted & (evidence.inside(FUNCTIONAL) >= 0)
+    if groups is not None:
+        functional: Bools = calls & evidence.of_groups(groups)
+    else:
+        calls &= ~evidence.of_groups(fsdp_groups(evidence))
+        telling = evidence.group[calls & _not_scalar(evidence)]
+        functional = calls & np.isin(evidence.group, telling)
     described = [bool(_GROUP.search(group.description)) for group in evidence.groups]
     named = np.array([*described, False])[evidence.group]
     mine = wanted & (functional | named)
@@ -74,16 +81,6 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankTensorParallel | 
     ), mine
 
 
-def _functional(evidence: StrategyEvidence, wanted: Bools, groups: set[str] | None) -> Bools:
-    """Functional collectives in groups that split layers, by the capture or by their sizes."""
-    calls = wanted & (evidence.inside(FUNCTIONAL) >= 0)
-    if groups is not None:
-        return calls & evidence.of_groups(groups)
-    calls &= ~evidence.of_groups(fsdp_groups(evidence))
-    telling = evidence.group[calls & _not_scalar(evidence)]
-    return calls & np.isin(evidence.group, telling)
-
-
 def _split_groups(evidence: StrategyEvidence) -> set[str] | None:
     """Groups other than FSDP's that parameters are split over; None if not captured."""
     placements = evidence.layout.get("placements")
@@ -119,7 +116,17 @@ def _split_parameters(evidence: StrategyEvidence, groups: set[str]) -> int | Non
 def _layers(evidence: StrategyEvidence, mine: Bools) -> tuple[Layer, ...]:
     """By nn.Module, if recorded; backward counts with its forward operator's module."""
     calls = np.flatnonzero(mine)
-    modules = _modules(evidence, evidence.row[calls])
+    # The module's name around each host row, as a string code, or ABSENT.
+    rows = evidence.row[calls]
+    trace, host = evidence.trace, evidence.trace.host
+    python = host.kind == HostKind.PYTHON
+    named = rows_named(trace, host, python, lambda name: name.startswith(PREFIX))
+    if not named.any():
+        modules: Int32 = np.full(len(rows), ABSENT, np.int32)
+    else:
+        linked = nearest_of(host, host.forward_of >= 0, rows)
+        forward = np.where(linked >= 0, host.forward_of[np.maximum(linked, 0)], rows)
+        modules = names_at(host, nearest_of(host, named, forward))
     out = []
     for code in dict.fromkeys(modules[modules >= 0].tolist()):
         at = calls[modules == code]
@@ -133,15 +140,3 @@ def _layers(evidence: StrategyEvidence, mine: Bools) -> tuple[Layer, ...]:
             )
         )
     return tuple(out)
-
-
-def _modules(evidence: StrategyEvidence, rows: Int32) -> Int32:
-    """The module's name around each host row, as a string code, or ABSENT."""
-    trace, host = evidence.trace, evidence.trace.host
-    python = host.kind == HostKind.PYTHON
-    named = rows_named(trace, host, python, lambda name: name.startswith(PREFIX))
-    if not named.any():
-        return np.full(len(rows), ABSENT, np.int32)
-    linked = nearest_of(host, host.forward_of >= 0, rows)
-    forward = np.where(linked >= 0, host.forward_of[np.maximum(linked, 0)], rows)
-    return names_at(host, nearest_of(host, named, forward))

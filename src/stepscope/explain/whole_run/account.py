@@ -263,7 +263,20 @@ def join_all_ranks(
     job: Job | None = None,
 ) -> WholeRun | None:
     """`others` are earlier attempts, and processes outside the job; `job` has the hosts' clocks."""
-    whole = join_runs([*traced, *(rank.run for rank in untraced), *others], job)
+    # None for bare traces. A rank's account is the sum of its attempts'; the job's is the
+    # mean. `job` has the hosts' clocks: it lasts from the first host's start to the last
+    # one's end.
+    runs = [*traced, *(rank.run for rank in untraced), *others]
+    if not runs:
+        whole = None
+    else:
+        ordered = widen_to_job(sorted(runs, key=lambda run: (run.attempt, run.rank)), job)
+        by_rank: dict[int, list[RunAccount]] = {}
+        for run in ordered:
+            if run.account is not None:
+                by_rank.setdefault(run.rank, []).append(run.account)
+        accounts = [add_accounts(accounts) for accounts in by_rank.values()]
+        whole = WholeRun(ranks=tuple(ordered), account=mean_account(accounts))
     if whole is None:
         return None
     ranks = whole.ranks
@@ -301,22 +314,6 @@ def measure_spread(
 #
 # The last attempt with a trace is explained. The steps of earlier ones, and of processes that left
 # no trace, belong to the run and to its account all the same.
-
-
-def join_runs(runs: Sequence[RankRun], job: Job | None = None) -> WholeRun | None:
-    """None for bare traces. A rank's account is the sum of its attempts'; the job's is the mean.
-
-    `job` has the hosts' clocks: it lasts from the first host's start to the last one's end.
-    """
-    if not runs:
-        return None
-    ordered = widen_to_job(sorted(runs, key=lambda run: (run.attempt, run.rank)), job)
-    by_rank: dict[int, list[RunAccount]] = {}
-    for run in ordered:
-        if run.account is not None:
-            by_rank.setdefault(run.rank, []).append(run.account)
-    accounts = [add_accounts(accounts) for accounts in by_rank.values()]
-    return WholeRun(ranks=tuple(ordered), account=mean_account(accounts))
 
 
 def note_attempts(runs: Sequence[RankRun]) -> list[Note]:

@@ -19,7 +19,7 @@ from stepscope.text.words import counted
 from stepscope.trace.run_folder.run_state import exit_code_words, was_killed
 
 if TYPE_CHECKING:
-    from stepscope.trace.run_folder.follow_run import FollowedRank, FollowedRun, StepsSoFar
+    from stepscope.trace.run_folder.follow_run import FollowedRank, FollowedRun
 
     _Process = tuple[int, int]
 
@@ -47,11 +47,18 @@ def explain_live(
     known = _still_good(followed.ranks, before, most_anew) if before and not has_ended else {}
     current = tuple(_live_rank(rank, now, known, has_ended=has_ended) for rank in last)
     status, detail = _status(followed, last, current)
+    # Wall time of the command; of its steps, where nobody noted when it began.
+    run = followed.run
+    if run is not None and run.started_unix:
+        end = run.ended_unix or (now if followed.state != "gone" else _last_end_s(followed))
+        seconds = max(0.0, end - run.started_unix)
+    else:
+        seconds = max((rank.steps.wall_ns / 1e9 for rank in followed.ranks), default=0.0)
     return LiveRun(
         folder=str(followed.folder),
         status=status,
         detail=detail,
-        seconds=_seconds(followed, now),
+        seconds=seconds,
         command=tuple(followed.run.command) if followed.run else (),
         exit_code=followed.run.exit_code if followed.run else None,
         ranks=current,
@@ -105,15 +112,6 @@ def _follows(one: FollowedRank, two: FollowedRank) -> bool:
     return bool(after.end_unix_ns[0] - after.wall_ns[0] >= before.end_unix_ns[-1])
 
 
-def _seconds(followed: FollowedRun, now: float) -> float:
-    """Wall time of the command; of its steps, where nobody noted when it began."""
-    run = followed.run
-    if run is not None and run.started_unix:
-        end = run.ended_unix or (now if followed.state != "gone" else _last_end_s(followed))
-        return max(0.0, end - run.started_unix)
-    return max((rank.steps.wall_ns / 1e9 for rank in followed.ranks), default=0.0)
-
-
 def _last_end_s(followed: FollowedRun) -> float:
     ends = [rank.steps.recent.end_unix_ns[-1] for rank in followed.ranks if rank.steps.seen]
     return float(max(ends, default=0)) / 1e9
@@ -131,13 +129,20 @@ def _live_rank(
         return LiveRank(run=run, kept=0)
     figures = known.get((rank.rank, rank.attempt)) or _figures(rank, has_ended=has_ended)
     end_ns = int(recent.end_unix_ns[-1])
+    # The last whole steps that together took ten seconds; at least one.
+    backwards = np.cumsum(recent.wall_ns[recent.whole][::-1])
+    if not len(backwards):
+        recent_steps_per_s = None
+    else:
+        count = max(1, int(np.searchsorted(backwards, _RECENT_NS, side="right")))
+        recent_steps_per_s = 1e9 * count / float(backwards[count - 1])
     return replace(
         figures,
         run=replace(figures.run, steps=steps.seen),
         last_step=int(recent.number[-1]),
         quiet_s=max(0.0, now - end_ns / 1e9) if end_ns > 0 else None,
         steps_per_s=1e9 * steps.whole / steps.whole_ns if steps.whole_ns else None,
-        recent_steps_per_s=_recent_rate(recent),
+        recent_steps_per_s=recent_steps_per_s,
         memory_bytes=_last_memory(recent),
         on_device=recent.device_ns is not None,
         windows=steps.windows,
@@ -148,35 +153,32 @@ def _live_rank(
 def _figures(rank: FollowedRank, *, has_ended: bool) -> LiveRank:
     """What takes long to compute and changes slowly."""
     steps, columns = rank.steps, rank.steps.kept
-    times = _times(rank, has_ended=has_ended)
+    # A run that goes on counts up to its last step: what follows may become a step, or the
+    # end.
+    if rank.times is None or has_ended:
+        times: RunTimes | None = rank.times
+    else:
+        times = replace(rank.times, ended_ns=int(rank.steps.recent.end_unix_ns[-1]), notes=())
     is_sample = len(columns) < steps.seen
     run = explain_run(columns, rank=rank.rank, times=None if is_sample else times)
+    # The account's; where steps are a sample, their share of training stands for all of
+    # them.
+    if run.account is not None:
+        goodput: float | None = run.account.goodput if run.account.wall_ms else None
+    else:
+        kept = steps.kept
+        own = kept.wall_ns - sum(kept.phases_ns.get(phase, 0) for phase in OWN_PARTS)
+        steady, _ = find_steady(kept)
+        share = float(own[steady].sum()) / max(1.0, float(kept.wall_ns.sum()))
+        wall_ns = times.ended_ns - times.began_ns if times is not None else steps.wall_ns
+        goodput = min(1.0, share * steps.wall_ns / wall_ns) if wall_ns > 0 else None
     return LiveRank(
         run=replace(run, attempt=rank.attempt),
         kept=len(columns),
         explained_steps=steps.seen,
         phases_ms=_typical_phases(columns, run),
-        goodput=_goodput(run, steps, times),
+        goodput=goodput,
     )
-
-
-def _times(rank: FollowedRank, *, has_ended: bool) -> RunTimes | None:
-    """A run that goes on counts up to its last step: what follows may become a step, or the end."""
-    if rank.times is None or has_ended:
-        return rank.times
-    return replace(rank.times, ended_ns=int(rank.steps.recent.end_unix_ns[-1]), notes=())
-
-
-def _goodput(run: RankRun, steps: StepsSoFar, times: RunTimes | None) -> float | None:
-    """The account's; where steps are a sample, their share of training stands for all of them."""
-    if run.account is not None:
-        return run.account.goodput if run.account.wall_ms else None
-    kept = steps.kept
-    own = kept.wall_ns - sum(kept.phases_ns.get(phase, 0) for phase in OWN_PARTS)
-    steady, _ = find_steady(kept)
-    share = float(own[steady].sum()) / max(1.0, float(kept.wall_ns.sum()))
-    wall_ns = times.ended_ns - times.began_ns if times is not None else steps.wall_ns
-    return min(1.0, share * steps.wall_ns / wall_ns) if wall_ns > 0 else None
 
 
 def _last_memory(recent: StepColumns) -> int | None:
@@ -185,15 +187,6 @@ def _last_memory(recent: StepColumns) -> int | None:
         return None
     known = recent.allocated_bytes[recent.allocated_bytes >= 0]
     return int(known[-1]) if len(known) else None
-
-
-def _recent_rate(recent: StepColumns) -> float | None:
-    """The last whole steps that together took ten seconds; at least one."""
-    backwards = np.cumsum(recent.wall_ns[recent.whole][::-1])
-    if not len(backwards):
-        return None
-    count = max(1, int(np.searchsorted(backwards, _RECENT_NS, side="right")))
-    return 1e9 * count / float(backwards[count - 1])
 
 
 def _typical_phases(columns: StepColumns, run: RankRun) -> dict[str, float]:

@@ -283,7 +283,16 @@ def find_own_python(samples: StackSamples, series: StepSeries) -> OwnPython | No
             and not any(_PARTS.search(frame.file) for frame in stack)
             and not all(map(is_library_frame, stack))
         ):
-            lines[_line_and_package(stack)] += count
+            # The innermost line of the user's; the library that it called, if one
+            # ran.
+            line = line_of(stack)
+            if not is_library_frame(stack[-1]):
+                line_and_package: tuple[Place, str] = (line, "")
+            else:
+                inner = stack[len(stack) - stack[::-1].index(line) :]
+                packages = (match[1] for frame in inner if (match := _PACKAGE.search(frame.file)))
+                line_and_package = (line, next(packages, ""))
+            lines[line_and_package] += count
     share = lines.total() / total
     doubt = NORMAL_95 * math.sqrt((share * (1 - share) + 1 / total) / total)
     named = (
@@ -298,13 +307,3 @@ def find_own_python(samples: StackSamples, series: StepSeries) -> OwnPython | No
         samples=total,
         lines=tuple(named),
     )
-
-
-def _line_and_package(stack: tuple[Place, ...]) -> tuple[Place, str]:
-    """The innermost line of the user's; the library that it called, if one ran."""
-    line = line_of(stack)
-    if not is_library_frame(stack[-1]):
-        return line, ""
-    inner = stack[len(stack) - stack[::-1].index(line) :]
-    packages = (match[1] for frame in inner if (match := _PACKAGE.search(frame.file)))
-    return line, next(packages, "")

@@ -34,7 +34,7 @@ from stepscope.records.run import (
     StepSeries,
     StepTimes,
 )
-from stepscope.step.arrays import Bools, Floats, Int64s
+from stepscope.step.arrays import Bools, Floats
 from stepscope.step.graph import QUEUE_DEPTH
 from stepscope.step.statistics import lower_median, mean_interval, median, spread
 
@@ -354,6 +354,14 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
     device = steps.device_ns[calm] if steps.device_ns is not None else np.empty(0, np.int64)
     device = device[device >= 0]
     times = steps.step_ns[steady]
+    # None without a data loader. Where a step stalled, its calm neighbours say what it would
+    # have waited: stalls may be common where waits are long.
+    data_ns = steps.phases_ns.get("data")
+    if data_ns is None or not calm.any():
+        mean_wait = None
+    else:
+        places = np.flatnonzero(calm)
+        mean_wait = round(float(np.interp(np.flatnonzero(steady), places, data_ns[places]).mean()))
     return MeasuredSteps(
         steps=run.times.steps,
         steps_ns=tuple(times[:: 1 + (len(times) - 1) // _MOST_TIMES].tolist()),
@@ -361,18 +369,9 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
         wall_ns=round(float(np.median(steps.wall_ns[calm]))),
         device_ns=round(float(np.median(device))) if len(device) else None,
         phases_ns=_median_phases(steps, calm),
-        data_ns=_mean_wait(steps.phases_ns.get("data"), steady, calm),
+        data_ns=mean_wait,
         host_ns=_median_phases(steps, _ran_ahead(steps, steady)),
     )
-
-
-def _mean_wait(data_ns: Int64s | None, steady: Bools, calm: Bools) -> int | None:
-    """None without a data loader. Where a step stalled, its calm neighbours say what it would have
-    waited: stalls may be common where waits are long."""
-    if data_ns is None or not calm.any():
-        return None
-    places = np.flatnonzero(calm)
-    return round(float(np.interp(np.flatnonzero(steady), places, data_ns[places]).mean()))
 
 
 def _median_phases(steps: StepColumns, chosen: Bools) -> dict[str, int]:

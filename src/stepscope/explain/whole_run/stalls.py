@@ -235,10 +235,24 @@ _LEAST_SINGLE = (0.1, 2.0)  # the latter also before a slow spell
 
 def find_steady(steps: StepColumns) -> tuple[Bools, int]:
     """Which steps count, and how many of the first ones are warm-up."""
-    plain = steps.plain & _have_passes(steps)
+    # Which steps have a backward pass; all, where most seem to have none.
+    backward = steps.phases_ns.get("backward")
+    if backward is None or not np.median(backward):
+        have_passes: Bools = np.ones(len(steps), np.bool_)
+    else:
+        passes: Bools = backward > 0
+        have_passes = passes
+    plain = steps.plain & have_passes
     places = np.flatnonzero(plain)
     times = steps.step_ns[places].astype(np.float64)
-    leading = max(warm_up(times), _count_compiling(steps.phases_ns.get("compile"), places))
+    # How many of the first steps compile; none if all do.
+    compile_ns = steps.phases_ns.get("compile")
+    if compile_ns is None:
+        compiling = 0
+    else:
+        calm = compile_ns[places] == 0
+        compiling = int(calm.argmax()) if calm.any() else 0
+    leading = max(warm_up(times), compiling)
     first = int(places[leading]) if leading < len(places) else len(steps)
     steady = plain.copy()
     steady[:first] = False
@@ -249,15 +263,6 @@ def find_steady(steps: StepColumns) -> tuple[Bools, int]:
     undisturbed = steady & ~(after & ~ours)
     enough = np.count_nonzero(undisturbed) >= _FEWEST_SINGLE
     return (undisturbed if enough else steady), first
-
-
-def _have_passes(steps: StepColumns) -> Bools:
-    """Which steps have a backward pass; all, where most seem to have none."""
-    backward = steps.phases_ns.get("backward")
-    if backward is None or not np.median(backward):
-        return np.ones(len(steps), np.bool_)
-    passes: Bools = backward > 0
-    return passes
 
 
 def warm_up(steps: Floats) -> int:
@@ -277,14 +282,6 @@ def _slow_beginning(times: Floats, least: float) -> int:
     calm = times - middle <= max(_FAR * spread(later), least * middle)
     first = int(calm.argmax())
     return first if first <= _LONGEST * len(times) else 0
-
-
-def _count_compiling(compile_ns: Int64s | None, places: NDArray[np.intp]) -> int:
-    """How many of the first steps compile; none if all do."""
-    if compile_ns is None:
-        return 0
-    calm = compile_ns[places] == 0
-    return int(calm.argmax()) if calm.any() else 0
 
 
 # Whether stalls come at a fixed distance: every 4th step, every 50th.
@@ -324,7 +321,19 @@ def find_periods(numbers: Int64s) -> tuple[Period, ...]:
     starts = _burst_starts(numbers)
     if len(starts) < _FEWEST:
         return ()
-    single = _from_distances(starts)
+    # The commonest distance, where most distances are it or a multiple: a stall may be
+    # missing, as the profiler ran or as it was short.
+    gaps = np.diff(starts)
+    steps = _commonest(gaps)
+    times = np.maximum(np.rint(gaps / steps), 1)
+    fits = np.abs(gaps - times * steps) <= _jitter(steps)
+    direct = fits & (times == 1)
+    share = float(fits.mean())
+    if share < _OFTEN or direct.mean() < _OFTEN / 2 or _by_chance(gaps, direct, steps):
+        single = None
+    else:
+        exact = int(np.rint(gaps[direct].mean()))
+        single = Period(steps=exact, share=share)
     if single is not None and _is_filled(starts, single.steps, _FILLED):
         return (single,)
     combs = _from_combs(starts)
@@ -339,21 +348,6 @@ def _burst_starts(numbers: Int64s) -> Int64s:
         return numbers
     starts: Int64s = numbers[np.concatenate(([True], np.diff(numbers) > 1))]
     return starts
-
-
-def _from_distances(starts: Int64s) -> Period | None:
-    """The commonest distance, where most distances are it or a multiple: a stall may be missing,
-    as the profiler ran or as it was short."""
-    gaps = np.diff(starts)
-    steps = _commonest(gaps)
-    times = np.maximum(np.rint(gaps / steps), 1)
-    fits = np.abs(gaps - times * steps) <= _jitter(steps)
-    direct = fits & (times == 1)
-    share = float(fits.mean())
-    if share < _OFTEN or direct.mean() < _OFTEN / 2 or _by_chance(gaps, direct, steps):
-        return None
-    exact = int(np.rint(gaps[direct].mean()))
-    return Period(steps=exact, share=share)
 
 
 def _by_chance(gaps: Int64s, direct: Bools, steps: int) -> bool:

@@ -342,7 +342,21 @@ def _fit(step_ns: Floats, elements: Floats) -> _Fit | None:
         return None
     unit = float(counts.max())
     x = counts / unit
-    line = _through_medians(x, times)
+    # A line through the median of each group of steps with about as many elements. Groups of
+    # equal elements stay together.
+    order = np.argsort(x, kind="stable")
+    sorted_x, sorted_times = x[order], times[order]
+    edges = np.unique(
+        np.searchsorted(sorted_x, np.quantile(sorted_x, np.arange(_GROUPS) / _GROUPS))
+    )
+    groups = list(zip(edges.tolist(), [*edges[1:].tolist(), len(x)], strict=True))
+    middle = np.array([sorted_x[start:end].mean() for start, end in groups])
+    median = np.array([np.median(sorted_times[start:end]) for start, end in groups])
+    weight = np.array([end - start for start, end in groups], np.float64)
+    if len(groups) < 2:
+        line = _least_squares(x, times, 1)
+    else:
+        line = _least_squares(middle, median, 1, weight)
     near = np.ones(len(x), np.bool_)
     for _ in range(_ROUNDS):
         off = times - _polynomial(line, x)
@@ -390,23 +404,6 @@ def _vary(counts: Floats) -> bool:
     if len(counts) < _FEWEST:
         return False
     return int((counts != np.median(counts)).sum()) >= _FEWEST_OFF
-
-
-def _through_medians(x: Floats, times: Floats) -> Floats:
-    """A line through the median of each group of steps with about as many elements. Groups of
-    equal elements stay together."""
-    order = np.argsort(x, kind="stable")
-    sorted_x, sorted_times = x[order], times[order]
-    edges = np.unique(
-        np.searchsorted(sorted_x, np.quantile(sorted_x, np.arange(_GROUPS) / _GROUPS))
-    )
-    groups = list(zip(edges.tolist(), [*edges[1:].tolist(), len(x)], strict=True))
-    middle = np.array([sorted_x[start:end].mean() for start, end in groups])
-    median = np.array([np.median(sorted_times[start:end]) for start, end in groups])
-    weight = np.array([end - start for start, end in groups], np.float64)
-    if len(groups) < 2:
-        return _least_squares(x, times, 1)
-    return _least_squares(middle, median, 1, weight)
 
 
 def _least_squares(x: Floats, times: Floats, degree: int, weight: Floats | None = None) -> Floats:

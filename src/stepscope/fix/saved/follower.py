@@ -112,7 +112,7 @@ class ToEncode:
 
 @dataclass(slots=True)
 class PassReport:
-    """What one pass did; bytes are counted once a storage, without parameters."""
+    """The account of one pass; bytes are counted once a storage, without parameters."""
 
     deviation: str | None = None
     failure: Exception | None = None  # of ours: the rest of the pass was kept
@@ -229,7 +229,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         return RepeatableCall(template, tuple(held), (None,) * len(held), parents=parents)
 
     def _start(self, tensor: torch.Tensor, *, is_copy: bool | None) -> Held:
-        """What a kept argument is taken from in backward."""
+        """Return what a kept argument is taken from in backward."""
         if is_copy or (is_copy is None and tensor.grad_fn is None):
             return self._copies.of(tensor)
         return self._encoded(tensor) or KeptTensor.to_start_from(tensor)

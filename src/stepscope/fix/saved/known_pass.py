@@ -212,7 +212,7 @@ def pass_key(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Of the first parameter."""
+    """Return the device of the first parameter."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 

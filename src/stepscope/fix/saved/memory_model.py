@@ -266,7 +266,7 @@ class _NodeReplay:
 
 
 class ReplayOrder:
-    """Of one pass backward, whose nodes ask in turn."""
+    """Order one pass's replays; nodes of backward ask in turn."""
 
     def __init__(self, record: StepRecord, selection: ValueSelection) -> None:
         self._record = record
@@ -343,7 +343,7 @@ class _FusedReads:
         return known
 
     def _fused(self, call: RecordedCall) -> tuple[int, ...] | None:
-        """None where it is repeated alone."""
+        """Return what it is fused with; None where it is repeated alone."""
         inputs = call.inputs
         if len(inputs) == 1:
             before = self._absorbed(inputs[0])
@@ -372,7 +372,7 @@ class _FusedReads:
 
 
 def _readers(record: StepRecord, selection: ValueSelection) -> Counter[int]:
-    """By repeated operator: how many repeated operators and saved tensors read its results."""
+    """Count the repeated operators and saved tensors that read each operator's results."""
     held = selection.kept | selection.encoded.keys()
 
     def maker(value: int) -> int | None:

@@ -130,7 +130,7 @@ class MemorySaver:
 
     @property
     def held_bytes(self) -> int | None:
-        """What the first pass that followed the plan held for backward, counted; None before."""
+        """Return what the first pass with the plan held for backward; None before."""
         reports = [known.report for known in self._passes.values() if known.report is not None]
         return reports[-1].held_bytes if reports else None
 
@@ -149,7 +149,7 @@ class MemorySaver:
 
     @property
     def measured_step_ns(self) -> int | None:
-        """What steps with the latest plan take, the median; None before there were two."""
+        """Return the median step with the latest plan; None before there were two."""
         followed = [known for known in self._passes.values() if known.report is not None]
         return self._watch.typical_ns(followed[-1].key, FOLLOWED) if followed else None
 
@@ -466,7 +466,7 @@ _STEP_DOUBT = 0.03  # of a measured one
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """What was measured, over what was promised."""
+    """Quantiles of what was measured, over what was promised."""
 
     peak: tuple[float, float]
     extra: tuple[float, float]  # of what recomputing and encoding add to a step

@@ -140,7 +140,7 @@ def orders_for(kind: str, inputs: NormInputs) -> tuple[str, ...]:
 
 
 def needed_again(func: Any, args: Any, result: Any) -> tuple[torch.Tensor, ...]:
-    """What repeating the operator needs beside its inputs."""
+    """Return what repeating the operator needs beside its inputs."""
     found = norm_inputs(func, args, result)
     return () if found is None else (found[1].mean, found[1].inverse)
 
@@ -255,7 +255,7 @@ class AgainFound:
 
 
 class AgainTrials:
-    """Of one recorded pass, operator by operator."""
+    """Try, operator by operator of one pass, how a norm can be computed again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -43,7 +43,7 @@ class OperatorFacts:
 
 @functools.cache
 def facts(operator: Any) -> OperatorFacts:
-    """What the schema and the name say."""
+    """Read an operator's schema and name."""
     arguments = operator._schema.arguments
     written = tuple(
         place

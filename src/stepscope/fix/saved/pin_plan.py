@@ -121,7 +121,7 @@ class _SettledCalls:
                 self._see(argument.source, seen_as)
 
     def note_inputs(self, call: SeenCall) -> None:
-        """Of a watched call: what settled ones make for it."""
+        """Note what settled calls make for a watched one."""
         for tensor, held in zip(call.tensors, call.call.inputs, strict=True):
             if not isinstance(held, CallResult) or tensor.maker is None:
                 continue
@@ -393,7 +393,7 @@ class NotSettledError(Exception):
 
 
 class SeenPass:
-    """What the pass showed, by number and by content."""
+    """The facts that a pass showed, by number and by content."""
 
     def __init__(self, seen: PinningFollower) -> None:
         self.seen = seen

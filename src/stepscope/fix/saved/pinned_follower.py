@@ -54,7 +54,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class _SourceMissingError(Exception):
-    """What a call starts from has not been seen yet in this pass."""
+    """A call starts from something that this pass has not shown yet."""
 
     def __init__(self, source: SourceKey) -> None:
         super().__init__(source)
@@ -63,7 +63,7 @@ class _SourceMissingError(Exception):
 
 @dataclass(slots=True)
 class PackedUse:
-    """What the graph holds, until it may be replaced by less."""
+    """The content of the graph, until it may be replaced by less."""
 
     held: Held
 

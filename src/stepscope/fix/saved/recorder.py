@@ -43,7 +43,7 @@ from stepscope.fix.saved.step_record import (
 
 @dataclass(frozen=True, slots=True)
 class _RecordedTensor:
-    """What the pack hook leaves in the graph."""
+    """The mark that the pack hook leaves in the graph."""
 
     number: int
     kept: KeptTensor
@@ -364,7 +364,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._met = None
 
     def _options_for(self, node: Any, use: SavedUse) -> tuple[HoldingOption, ...]:
-        """What is enough for this node."""
+        """Return encodings that are enough for this node."""
         dtype = getattr(torch, use.dtype)
         spec = encodings.outcome_for(node, dtype)
         if spec is None:
@@ -448,7 +448,7 @@ class RecordedValues:
         return is_given and tensor.untyped_storage()._cdata not in self.checked
 
     def copy_of(self, tensor: torch.Tensor) -> int:
-        """What followers start from instead."""
+        """Return what followers start from instead."""
         value, geometry = self.of(tensor), Geometry.of(tensor)
         known = self.copies.get((value, geometry))
         if known is not None:

@@ -484,7 +484,7 @@ class _KnownCopy:
 
 
 class PrivateCopies:
-    """Of one pass: operators that read the same content share a copy."""
+    """Share copies in one pass between operators that read the same content."""
 
     __slots__ = ("_known",)
 
@@ -492,7 +492,7 @@ class PrivateCopies:
         self._known: dict[int, dict[Geometry, _KnownCopy]] = {}  # by storage
 
     def of(self, tensor: torch.Tensor) -> KeptTensor:
-        """As the tensor is now."""
+        """Keep the tensor as it is now."""
         copies = self._known.setdefault(_address(tensor), {})
         geometry, version = Geometry.of(tensor), _version(tensor)
         known = copies.get(geometry)

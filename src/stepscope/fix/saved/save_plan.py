@@ -404,7 +404,7 @@ def plan_timeline(
 def _before(
     record: StepRecord, action_of: Callable[[int], str]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """By action: bytes at every operator of forward and every node of backward."""
+    """Return bytes by action at every operator of forward and node of backward."""
     times = node_times(record)
     nodes, operators = max(times, default=0) + 2, len(record.operators) + 1
     first, last, sizes = dict[int, int](), dict[int, int](), dict[int, tuple[int, str]]()
@@ -431,7 +431,7 @@ def _before(
 def _forward_after(
     record: StepRecord, selection: ValueSelection, memory: BackwardMemory
 ) -> list[int]:
-    """What is held for backward after every operator, with the plan."""
+    """Return what is held for backward after every operator, with the plan."""
     changes = [0] * (len(record.operators) + 1)
     packed: dict[int, int] = {}
     for number, use in enumerate(record.uses):

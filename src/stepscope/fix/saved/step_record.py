@@ -60,7 +60,7 @@ class RecordedCall:
 
     @property
     def again_ns(self) -> int:
-        """What repeating it takes."""
+        """Return what repeating it takes."""
         return self.took_ns if self.cheaper_ns is None else self.cheaper_ns
 
 
@@ -78,13 +78,13 @@ class SavedUse:
 
 
 def cheapest(options: tuple[HoldingOption, ...], bytes_per_ns: float) -> HoldingOption | None:
-    """None where there is none."""
+    """Return the cheapest option; None where there is none."""
     return min(options, key=lambda option: option.worth(bytes_per_ns), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class NodePeak:
-    """What was allocated in backward from one read of a saved tensor to the next."""
+    """The bytes allocated in backward from one read of a saved tensor to the next."""
 
     use: int | None  # that was read; None: before the first
     peak_bytes: int  # until its node had run, if that is known
@@ -103,7 +103,7 @@ class StepSurroundings:
     expandable: bool = False  # the allocator's segments grow: hardly any holes stay between blocks
 
     def usable_bytes(self, limit_bytes: int) -> int:
-        """By what a plan promises, of so many."""
+        """Return how many of these bytes a plan may promise."""
         return int(limit_bytes * (1 - (_LEFT_FREE_EXPANDABLE if self.expandable else _LEFT_FREE)))
 
 

@@ -323,7 +323,7 @@ _LEAST_FENCED = 4  # steps
 
 @dataclass(frozen=True, slots=True)
 class AddedTime:
-    """Of a followed step over a plain one."""
+    """The time of a followed step over a plain one."""
 
     plain_ns: int
     followed_ns: int  # the mean
@@ -340,7 +340,7 @@ class AddedTime:
 
     @property
     def doubt(self) -> float:
-        """Of a plain step."""
+        """Return the doubt as a share of a plain step."""
         return self.doubt_ns / self.plain_ns
 
     @property
@@ -443,7 +443,7 @@ class StepWatch:
                 one.kind = OUTDATED
 
     def steps_ns(self, key: Hashable, kind: str) -> list[int]:
-        """Of all passes of a kind that another has followed."""
+        """Return the times of all passes of a kind that another has followed."""
         marks = [one.mark for one in self._passes if one.mark is not None]
         if self.device.type == "cuda" and marks:
             marks[-1].synchronize()
@@ -534,7 +534,7 @@ class BackwardPeaks:
             self._read = use
 
     def node_ran(self) -> None:
-        """What it read goes now, before anything else is allocated."""
+        """Note that a node has read: it goes now, before anything else is allocated."""
         if self._open and self._node_bytes is None:
             self._node_bytes = int(torch.cuda.max_memory_allocated(self._device))
             torch.cuda.reset_peak_memory_stats(self._device)

@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from stepscope.measure.calibrate.ceilings import time_call_ns
 
-if TYPE_CHECKING:
-    Contenders = Mapping[str, Callable[[int], Callable[[], object]]]  # a size to its call
+Contenders = Mapping[str, Callable[[int], Callable[[], object]]]  # a size to its call
 
 # Calls over all sizes, in random order, pass after pass.
 #

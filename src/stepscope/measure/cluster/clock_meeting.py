@@ -15,12 +15,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.records.folders import this_process
 
-if TYPE_CHECKING:
-    Marks = list[list[int]]
+Marks = list[list[int]]
 
 # Rank 0 opens a port and publishes it in the job's own store; the others connect. In a job of many
 # hosts those who connected first accept the next ones. A rank that cannot connect says so in the
@@ -541,34 +540,25 @@ def rounds_through_store(
     store: Any, key: str, place: MeetingPlace, now: Callable[[], int], deadline: float
 ) -> Marks:
     """Keys are read only once they exist: nothing waits inside the store."""
-    turn = _follow_in_store if place.number else _lead_in_store
-    return [
-        turn(store, key, number, number * (place.size - 1), now, deadline)
-        for number in range(1, STORE_ROUNDS + 1)
-    ]
 
-
-def _lead_in_store(
-    store: Any, key: str, number: int, arrivals: int, now: Callable[[], int], deadline: float
-) -> list[int]:
-    _wait_until(lambda: int(store.add(f"{key}/came", 0)) >= arrivals, deadline)
-    instant = now()
-    store.set(f"{key}/{number}", "1")
-    return [instant, instant]
-
-
-def _follow_in_store(
-    store: Any, key: str, number: int, arrivals: int, now: Callable[[], int], deadline: float
-) -> list[int]:
-    del arrivals
-    came = now()
-    store.add(f"{key}/came", 1)
-    _wait_until(lambda: bool(store.check([f"{key}/{number}"])), deadline)
-    return [came, now()]
-
-
-def _wait_until(is_so: Callable[[], bool], deadline: float) -> None:
-    while not is_so():
+    def rest() -> None:
         if time.monotonic() > deadline:
             raise Missed("a rank did not answer through the job's store")
         time.sleep(_STORE_POLL_S)
+
+    marks = []
+    for number in range(1, STORE_ROUNDS + 1):
+        release = f"{key}/{number}"
+        if place.number:
+            came = now()
+            store.add(f"{key}/came", 1)
+            while not store.check([release]):
+                rest()
+            marks.append([came, now()])
+        else:
+            while int(store.add(f"{key}/came", 0)) < number * (place.size - 1):
+                rest()
+            instant = now()
+            store.set(release, "1")
+            marks.append([instant, instant])
+    return marks

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.measure.cuda_graphs import gate
 from stepscope.measure.folder import note_unwritten
@@ -24,8 +24,7 @@ from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.writer import started_thread
 from stepscope.records.dtypes import BY_SCALAR_TYPE
 
-if TYPE_CHECKING:
-    Recorders = Callable[[], list[tuple[str, Callable[[], bytes]]]]
+Recorders = Callable[[], list[tuple[str, Callable[[], bytes]]]]
 
 # torch keeps its last collectives in a ring, to debug jobs that hang: 2.13 keeps 2000 by default,
 # 2.9 keeps as many as TORCH_FR_BUFFER_SIZE says. Reading it changes nothing.

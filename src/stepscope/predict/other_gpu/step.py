@@ -1,11 +1,10 @@
-"""Predict a recorded step on another GPU, or on all of the table: its kernels, its collectives, and
-whether it fits into memory. The host stays as recorded.
+"""Predict a recorded step on another GPU: its kernels, its collectives, and whether it fits
+into memory. The host stays as recorded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +24,6 @@ from stepscope.predict.other_gpu.gpu import (
     closeness,
     find_gpu,
     find_row,
-    gpu_rows,
     make_gpu,
     other_boards,
     process_name,
@@ -38,7 +36,6 @@ from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.step_context import StepContext
 from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import Ceilings, PeakSource
-from stepscope.records.prediction import GpuComparison, GpuPrediction
 from stepscope.step.call_tree import by_text, distinct_places
 from stepscope.step.replay import step_ns
 from stepscope.step.work import Kind
@@ -47,7 +44,6 @@ from stepscope.text.figures import milliseconds, percent, significant, size
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.predict.engine import Bench
     from stepscope.step.graph import Flags, Floats
 
 # A step's context on another GPU: device times moved, the host's timeline as recorded.
@@ -230,7 +226,18 @@ def move_step(
     timed = np.zeros(len(ratio), np.bool_)
     if probed is not None:
         timed = probed.known & (tasks.kind == Kind.COMPUTE) & ~crosses
-        ratio = _corrected(context, ratio, probed.factor, timed)
+        ratio = ratio.copy()
+        dur_ns, families = tasks.dur_ns, context.operators.family
+        for family in Family:
+            # Kernels that were not timed on the target take over what the model missed of their
+            # family, by as much of the family as was timed.
+            mine = (families == family) & (dur_ns > 0)
+            seen = mine & timed
+            if seen.any():
+                missed = np.log(probed.factor[seen] / ratio[seen])
+                share = float(dur_ns[seen].sum() / dur_ns[mine].sum())
+                missed_of_family = share * np.average(missed, weights=dur_ns[seen])
+                ratio[mine & ~timed] *= math.exp(missed_of_family)
     ratio = np.where(tasks.kind == Kind.COMM, collective_ratio(context, source, target), ratio)
     ratio = np.where(crosses, 1.0, ratio)
     dur_ns = after_start(tasks.dur_ns, ratio)
@@ -248,22 +255,6 @@ def move_step(
         unknown_share=float(dur_ns[unknown & ~timed].sum()) / total,
         missing=rates.missing,
     )
-
-
-def _corrected(context: StepContext, ratio: Floats, measured: Floats, timed: Flags) -> Floats:
-    """Kernels that were not timed on the target take over what the model missed of their family,
-    by as much of the family as was timed."""
-    dur_ns, family = context.graph.tasks.dur_ns, context.operators.family
-    corrected = ratio.copy()
-    for one in Family:
-        mine = (family == one) & (dur_ns > 0)
-        seen = mine & timed
-        if not seen.any():
-            continue
-        missed = np.log(measured[seen] / ratio[seen])
-        share = float(dur_ns[seen].sum() / dur_ns[mine].sum())
-        corrected[mine & ~timed] *= math.exp(share * np.average(missed, weights=dur_ns[seen]))
-    return corrected
 
 
 class _Rates:
@@ -417,38 +408,25 @@ def _doubt(rates: _Rates, dur_ns: Floats, shaped: Flags, unknown: Flags, timed: 
         share = float(dur_ns[mine].sum()) / total
         if not share:
             continue
-        spread = _family_spread(family, rates.dtype[mine], bool(shaped[mine].all()), close)
+        dtypes = set(rates.dtype[mine].tolist())
+        # Of kernels left out of the fit; at least a ratio's own where shapes are not known.
+        name = _FAMILIES.get(family, "elementwise")
+        if name == "linear" and any(unit_of(dtype) == "tensor" for dtype in dtypes):
+            name = "tensor"
+        spread = fit.spread[name][close]
         if family != Family.OTHER:
-            spread = math.hypot(spread, _ceiling_doubt(rates.dtype[mine], target, close))
+            if not shaped[mine].all():
+                spread = max(_RATIO_SPREAD[close], spread)
+            # A rate that no measured GPU of the generation shows.
+            process = process_name(target.row)
+            units = {f"{process} {unit_of(dtype)}" for dtype in dtypes if dtype}
+            if close != "chip" and units & set(fit.power.estimated):
+                spread = math.hypot(spread, fit.estimated)
         variance += (share * spread * fit.common) ** 2
     lost = float(dur_ns[unknown & ~timed].sum()) / total
     variance += (lost * _UNKNOWN_SPREAD[close]) ** 2
     doubt = math.sqrt(variance)
     return CALIBRATED * doubt if target.calibrated else doubt
-
-
-def _family_spread(
-    family: Family, dtypes: NDArray[np.str_], shaped: bool, close: Closeness
-) -> float:
-    """Of kernels left out of the fit; at least a ratio's own where shapes are not known."""
-    spread = transfer_fit().spread
-    name = _FAMILIES.get(family, "elementwise")
-    if name == "linear" and any(unit_of(dtype) == "tensor" for dtype in set(dtypes.tolist())):
-        name = "tensor"
-    if family == Family.OTHER or shaped:
-        return spread[name][close]
-    return max(_RATIO_SPREAD[close], spread[name][close])
-
-
-def _ceiling_doubt(dtypes: NDArray[np.str_], target: Gpu, close: Closeness) -> float:
-    """For a rate that no measured GPU of the generation shows."""
-    fit = transfer_fit()
-    estimated = any(
-        f"{process_name(target.row)} {unit_of(dtype)}" in fit.power.estimated
-        for dtype in set(dtypes.tolist())
-        if dtype
-    )
-    return fit.estimated if estimated and close != "chip" else 0.0
 
 
 # Collectives on another GPU's links: a start, and bytes at a share of the link's rate.
@@ -584,69 +562,4 @@ def predict_gpu(context: StepContext, value: str) -> Outcome:
         spread=0.0,
         doubt=moved.doubt,
         doubt_is_whole=True,
-    )
-
-
-# The step on every GPU of the table.
-
-_HOUR_S = 3600.0
-
-
-def table_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of the device table, those that people train on today."""
-    return tuple(make_gpu(row) for row in gpu_rows() if row.device)
-
-
-def compare_gpus(
-    bench: Bench, gpus: Sequence[Gpu], prices: Mapping[str, float] | None = None
-) -> GpuComparison:
-    """Raises Refused if the step's own GPU is not known."""
-    context = bench.context
-    source = source_gpu(context)
-    rows = [_predict_on_gpu(bench, gpu, (prices or {}).get(gpu.name)) for gpu in gpus]
-    own = check_memory(context, source)
-    return GpuComparison(
-        source=context.trace.device_name or source.name,
-        source_gpu=source.name,
-        batch=context.batch,
-        baseline_ms=bench.mean_ns / 1e6,
-        peak_bytes=own.peak_bytes,
-        gpus=tuple(sorted(rows, key=lambda row: (row.step_ms is None, row.step_ms or 0.0))),
-    )
-
-
-def _predict_on_gpu(bench: Bench, gpu: Gpu, price: float | None) -> GpuPrediction:
-    context = bench.context
-    memory = check_memory(context, gpu)
-    try:
-        moved = move_context(context, gpu)
-    except Refused as reason:
-        return GpuPrediction(
-            gpu=gpu.name,
-            step_ms=None,
-            fits=memory.fits,
-            memory_bytes=gpu.memory_bytes,
-            price=price,
-            why=str(reason).removeprefix("gpu: "),
-        )
-    step_ms, low_ms, high_ms = bench.interval_ms(moved.context, moved.doubt)
-    samples = context.samples / step_ms * 1e3 if context.samples else None
-    per_second = samples if samples is not None else 1e3 / step_ms
-    return GpuPrediction(
-        gpu=gpu.name,
-        step_ms=step_ms,
-        low_ms=low_ms,
-        high_ms=high_ms,
-        speedup=bench.mean_ns / 1e6 / step_ms,
-        samples_per_s=samples,
-        decides="host" if moved.decides == "host" else "device",
-        device_ms=moved.context.graph.device_ns / 1e6,
-        host_ms=moved.context.graph.host_ns / 1e6,
-        modelled_share=moved.modelled_share,
-        fits=memory.fits,
-        memory_bytes=gpu.memory_bytes,
-        largest_batch=memory.batch,
-        price=price,
-        samples_per_money=per_second * _HOUR_S / price if price else None,
-        why="" if math.isfinite(step_ms) else "no step",
     )

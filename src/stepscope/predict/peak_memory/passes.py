@@ -31,6 +31,7 @@ from stepscope.predict.peak_memory.backward_graph import (
 from stepscope.records.dtypes import NAME_BYTES
 from stepscope.records.memory import (
     CapturedBackward,
+    CapturedCategories,
     CapturedMemory,
     GraphEdge,
     GraphNode,
@@ -539,20 +540,14 @@ def transforms_bytes(held: HeldGraph, place: int) -> float:
 def _tensor_bytes(held: HeldGraph, place: int) -> tuple[float, float, float]:
     """Of its input, its result and its weight."""
     node, grown = held.graph.nodes[place], held.change.batch
-    given, weight, gradient = (
-        _saved_bytes(node, name, narrow=held.rules is not None)
-        for name in (_INPUT, _WEIGHT, _RESULT_GRADIENT)
-    )
+    kept: dict[str, float] = {}
+    for saved in node.saved:
+        width = NAME_BYTES.get(saved.dtype, 1)
+        width = width if held.rules is None else min(NARROW, width)
+        kept.setdefault(saved.field, saved.elements * width)
+    given, weight, gradient = (kept.get(name, 0.0) for name in (_INPUT, _WEIGHT, _RESULT_GRADIENT))
     result = gradient or sum(out.elements for out in node.outputs) * held.widths[place][0]
     return given * grown, result * grown, weight
-
-
-def _saved_bytes(node: GraphNode, field: str, *, narrow: bool) -> float:
-    for saved in node.saved:
-        if saved.field == field:
-            width = NAME_BYTES.get(saved.dtype, 1)
-            return saved.elements * (min(NARROW, width) if narrow else width)
-    return 0.0
 
 
 # What the passes hold besides what their backward graph accounts for.
@@ -601,10 +596,12 @@ def outputs_bytes(captured: CapturedMemory) -> float:
 
 
 def _other_after_forward(captured: CapturedMemory) -> float | None:
-    held = {end.phase: end.categories for end in captured.phases}
-    return (held.get(_FORWARD) or {}).get("other")
+    return _categories_after(captured, _FORWARD).get("other")
 
 
 def _gradients_after(captured: CapturedMemory, phase: str) -> float:
-    held = {end.phase: end.categories for end in captured.phases}
-    return (held.get(phase) or {}).get("gradients") or 0.0
+    return _categories_after(captured, phase).get("gradients") or 0.0
+
+
+def _categories_after(captured: CapturedMemory, phase: str) -> CapturedCategories:
+    return {end.phase: end.categories for end in captured.phases}.get(phase) or {}

@@ -4,8 +4,6 @@ precision, or recomputation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 from msgspec.structs import replace
 
@@ -27,7 +25,6 @@ from stepscope.records.memory import (
     BatchLine,
     CapturedCategories,
     CapturedMemory,
-    GraphNode,
     Memory,
 )
 from stepscope.records.prediction import PeakMemory
@@ -201,8 +198,9 @@ def _backward_then(levels: GraphLevels, room: float, change: MemoryChange) -> tu
         highest = max(then.peak_bytes, as_it_is.peak_bytes + _share(change) * unseen)
         return highest, 0.5 * unseen
     workspace = max(0.0, room - now.at(node.place))
-    if _leaves_fp32(levels, node, change):
-        return then.peak_bytes, _copies(levels, node, change, backward=True)
+    copies = _new_copies(levels, node, change, backward=True)
+    if copies is not None:
+        return then.peak_bytes, copies
     in_block = change.recompute and block_of_nodes(captured.graph)[node.place] != OUTSIDE
     elsewhere = _share(change) * unseen if in_block else 0.0
     highest = max(then.peak_bytes + elsewhere, then.at(node.place) + _share(change) * workspace)
@@ -217,27 +215,25 @@ def _forward_then(levels: GraphLevels, room: float, change: MemoryChange) -> tup
     highest = highest_of(then) - max(0.0, highest_of(now) - room)
     joined = max(then, key=lambda level: level.peak_bytes).joined_bytes if then else 0.0
     if node is None:
-        unseen = max(0.0, room - highest_of(now)) if _is_in_graph(levels, _FORWARD) else 0.0
+        in_graph = _phase(levels.captured) == _FORWARD and not is_before_the_graph(levels)
+        unseen = max(0.0, room - highest_of(now)) if in_graph else 0.0
         copies = highest_of(then) - highest_of(levels.forward(replace(change, layout_copies=())))
         return highest - copies + max(copies, _share(change) * unseen), joined
-    if _leaves_fp32(levels, node, change):
-        return highest, joined + _copies(levels, node, change, backward=False)
+    new_copies = _new_copies(levels, node, change, backward=False)
+    if new_copies is not None:
+        return highest, joined + new_copies
     workspace = room - level_at(now, node.place)
     own = level_at(then, node.place) + max(workspace, 0.0) * _share(change) + min(workspace, 0.0)
     return max(highest, own), joined if highest > own else 0.0
 
 
-def _is_in_graph(levels: GraphLevels, phase: str) -> bool:
-    return _phase(levels.captured) == phase and not is_before_the_graph(levels)
-
-
-def _leaves_fp32(levels: GraphLevels, node: NodeLevel, change: MemoryChange) -> bool:
-    """Whether the node at the peak is a convolution that gets another algorithm."""
-    return bool(change.layout_copies) and node.place in levels.fp32_convolutions
-
-
-def _copies(levels: GraphLevels, node: NodeLevel, change: MemoryChange, *, backward: bool) -> float:
-    """The doubt about an algorithm that was not seen: its copies once more, or none."""
+def _new_copies(
+    levels: GraphLevels, node: NodeLevel, change: MemoryChange, *, backward: bool
+) -> float | None:
+    """The doubt about an algorithm that was not seen: its copies once more, or none. Return None
+    unless the node at the peak is a convolution that gets another algorithm."""
+    if not change.layout_copies or node.place not in levels.fp32_convolutions:
+        return None
     return layout_copies_bytes(levels.hold(change), node.place, backward=backward)
 
 
@@ -255,19 +251,13 @@ def find_peak_node(levels: GraphLevels, phase: str) -> NodeLevel | None:
         return None
     kept = peak.categories.get("activations") or 0
     nodes = captured.graph.nodes if captured.graph else ()
-    within, likely = _SAME * kept, _convolutions(nodes)
-    if phase == _FORWARD:
-        return find_nearest(
-            levels.forward(MemoryChange()), kept, None, within=within, likely=likely
-        )
-    gradients = None if keeps_gradients(captured) else peak.categories.get("gradients") or 0
-    backward = levels.backward(MemoryChange()).nodes
-    return find_nearest(backward, kept, gradients, within=within, likely=likely)
-
-
-def _convolutions(nodes: Sequence[GraphNode]) -> frozenset[int]:
-    """Places of operators that need a workspace."""
-    return frozenset(place for place, node in enumerate(nodes) if is_convolution(node.name))
+    likely = [place for place, node in enumerate(nodes) if is_convolution(node.name)]
+    gradients, level = None, levels.forward(MemoryChange())
+    if phase == _BACKWARD:
+        level = levels.backward(MemoryChange()).nodes
+        if not keeps_gradients(captured):
+            gradients = peak.categories.get("gradients") or 0
+    return find_nearest(level, kept, gradients, within=_SAME * kept, likely=frozenset(likely))
 
 
 def highest_of(nodes: tuple[NodeLevel, ...]) -> float:
@@ -285,7 +275,6 @@ def _phase(captured: CapturedMemory) -> str | None:
 # of a convolution in fp32: some of what it transforms are weights, and another batch may get
 # another algorithm. Half of such a workspace is taken to grow.
 
-_FORWARD_PHASE, _OPTIMIZER_PHASE = "forward", "optimizer"
 _GROWS = 0.5  # of a workspace whose algorithm cuDNN chose
 
 
@@ -295,11 +284,11 @@ def later_peak(levels: GraphLevels, factor: float) -> float | None:
     captured, peak = levels.captured, levels.captured.peak
     if not levels.has_graph or peak is None:
         return None
-    if peak.allocated_bytes is None or peak.phase == _OPTIMIZER_PHASE:
+    if peak.allocated_bytes is None or peak.phase == _OPTIMIZER:
         return None
     grown = batches_bytes(captured) * (factor - 1.0)
     backward = _later_backward(levels, peak.allocated_bytes - levels.states_bytes, factor)
-    if peak.phase != _FORWARD_PHASE:
+    if peak.phase != _FORWARD:
         return levels.states_bytes + grown + backward
     held = levels.states_bytes + levels.old_gradients_bytes
     forward = _later_forward(levels, peak.allocated_bytes - held, factor)
@@ -337,7 +326,7 @@ def other_algorithms_peak(levels: GraphLevels, factor: float) -> float:
 def _later_backward(levels: GraphLevels, room: float, factor: float) -> float:
     """`room` is what the captured peak holds besides what is there in every step."""
     now, then = (levels.backward(MemoryChange(batch=batch)) for batch in (1.0, factor))
-    if levels.captured.peak and levels.captured.peak.phase == _FORWARD_PHASE:
+    if levels.captured.peak and levels.captured.peak.phase == _FORWARD:
         return then.peak_bytes
     node, workspace = find_peak_node(levels, "backward"), find_workspace(levels)
     if node is None or not workspace.in_fp32_convolution:
@@ -349,7 +338,7 @@ def _later_backward(levels: GraphLevels, room: float, factor: float) -> float:
 
 def _later_forward(levels: GraphLevels, room: float, factor: float) -> float:
     now, then = (levels.forward(MemoryChange(batch=batch)) for batch in (1.0, factor))
-    node, workspace = find_peak_node(levels, _FORWARD_PHASE), find_workspace(levels)
+    node, workspace = find_peak_node(levels, _FORWARD), find_workspace(levels)
     own = level_at(then, node.place) if node else highest_of(then)
     own += workspace.size_bytes * factor - unsure_workspace(levels, factor)
     # Forward was never higher than the captured peak.

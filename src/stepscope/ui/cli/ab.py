@@ -23,7 +23,7 @@ from stepscope.ui.jobs.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from stepscope.verify.pairs import PairedRuns
+    from stepscope.verify.runs import PairedRuns
 
 _SEPARATOR = "---"
 
@@ -87,7 +87,7 @@ def command(
     run are enough. Their output goes to files.
     """
     from stepscope.verify.compare import compare
-    from stepscope.verify.pairs import PairedRuns, plan_pairs, read_pairs
+    from stepscope.verify.runs import PairedRuns, plan_pairs, read_pairs
 
     check_ending(**ending)
     a, b = _split(commands)
@@ -160,7 +160,7 @@ def _run_pairs(plan: PairedRuns, folder: Path, step_on: str, window: int | None)
 def _write(plan: PairedRuns, folder: Path) -> None:
     import msgspec
 
-    from stepscope.verify.pairs import AB
+    from stepscope.verify.runs import AB
 
     with layout.replacing(folder / AB) as unfinished:
         unfinished.write_bytes(msgspec.json.encode(plan))

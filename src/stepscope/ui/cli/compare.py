@@ -247,7 +247,7 @@ def _sides(
     if len(paths) == 2:
         return paths[:1], paths[1:], pairs
     if len(paths) == 1:
-        from stepscope.verify.pairs import AB, read_pairs
+        from stepscope.verify.runs import AB, read_pairs
 
         if (Path(paths[0]) / AB).is_file():
             return (*read_pairs(Path(paths[0])), True)

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from stepscope.errors import StepscopeError
 from stepscope.records.explanation import RankExplanation, Step
-from stepscope.records.trace import HostKind, Thread, Trace
+from stepscope.records.trace import DeviceEvents, HostEvents, HostKind, Thread, Trace
 from stepscope.text.figures import duration
 from stepscope.ui.html.render import EVENT_CLASSES, device_classes, host_classes, is_work
 from stepscope.ui.html.svg import line, rect, text
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stepscope.records.comparison import Side
 
     Ints = NDArray[np.int64]
+    Bands = list[tuple[str, NDArray[np.bool_]]]  # name, which events lie in it
 
 MAX_OVERLAP_ROWS = 8  # kernels that overlap more share the last row
 
@@ -135,13 +136,11 @@ def _backward_threads(trace: Trace) -> set[int]:
     return set(np.unique(host.thread[operators[np.isin(host.name[operators], engine)]]).tolist())
 
 
-def _unsigned(tid: str) -> str:
-    """Traces hold some thread numbers as 32 bits with a sign."""
-    return str(int(tid) % (1 << 32)) if tid.startswith("-") and tid[1:].isdecimal() else tid
-
-
 def _thread_name(thread: Thread, *, main: bool, backward: bool) -> str:
-    own = thread.name.strip() or f"thread {_unsigned(thread.tid)}"
+    tid = thread.tid
+    if tid.startswith("-") and tid[1:].isdecimal():
+        tid = str(int(tid) % (1 << 32))  # some traces have 32 bits with a sign
+    own = thread.name.strip() or f"thread {tid}"
     if main:
         return f"Main · {own}"
     return f"Backward · {own}" if backward else own[:1].upper() + own[1:]
@@ -167,16 +166,14 @@ class EventBlock:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLane:
+class StepLane(NamedTuple):
     """A stream or a thread, as rows of blocks."""
 
     name: str
     rows: tuple[tuple[EventBlock, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLanes:
+class StepLanes(NamedTuple):
     """One step of one rank."""
 
     name: str
@@ -212,35 +209,35 @@ def step_lanes(trace: Trace, rank: RankExplanation) -> StepLanes | None:
     if not steps:
         return None
     step = steps[len(steps) // 2]
-    lanes = [*_streams(trace, rank, step), *_threads(trace, rank, step)]
-    return StepLanes(name=step.name, span_ns=step.dur_ns, lanes=tuple(lanes))
-
-
-def _streams(trace: Trace, rank: RankExplanation, step: Step) -> list[StepLane]:
-    device, classes = trace.device, device_classes(trace, rank)
-    lane_of, names, work = stream_lanes(trace)
-    inside = _inside(device.start_ns, device.dur_ns, step)
+    host = trace.host
+    lane_of, stream_names, work = stream_lanes(trace)
+    thread_name = thread_names(trace)
+    # Without Python frames, which would push operators out of sight.
+    drawn = host.kind != HostKind.PYTHON
+    streams = [
+        (stream_names[number], lane_of == number)
+        for number in range(len(stream_names))
+        if work[number]
+    ]
+    threads = [
+        (thread_name[thread], drawn & (host.thread == thread))
+        for thread in thread_order(trace)[:MOST_LANES]
+    ]
     lanes: list[StepLane] = []
-    for number, name in enumerate(names):
-        rows = np.flatnonzero(inside & (lane_of == number))
-        if work[number] and rows.size and len(lanes) < MOST_LANES:
-            columns = device.start_ns[rows], device.dur_ns[rows], device.name[rows]
-            lanes.append(_lane(name, *columns, classes[rows], step, trace.strings))
-    return lanes
-
-
-def _threads(trace: Trace, rank: RankExplanation, step: Step) -> list[StepLane]:
-    """Without Python frames, which would push operators out of sight."""
-    host, classes = trace.host, host_classes(trace, rank)
-    names = thread_names(trace)
-    inside = _inside(host.start_ns, host.dur_ns, step) & (host.kind != HostKind.PYTHON)
-    lanes = []
-    for thread in thread_order(trace)[:MOST_LANES]:
-        rows = np.flatnonzero(inside & (host.thread == thread))
-        if rows.size:
-            columns = host.start_ns[rows], host.dur_ns[rows], host.name[rows]
-            lanes.append(_lane(names[thread], *columns, classes[rows], step, trace.strings))
-    return lanes
+    sides: list[tuple[DeviceEvents | HostEvents, NDArray[np.uint8], Bands]] = [
+        (trace.device, device_classes(trace, rank), streams),
+        (host, host_classes(trace, rank), threads),
+    ]
+    for events, classes, bands in sides:
+        mine: list[StepLane] = []
+        inside = _inside(events.start_ns, events.dur_ns, step)
+        for name, belongs in bands:
+            rows = np.flatnonzero(inside & belongs)
+            if rows.size and len(mine) < MOST_LANES:
+                columns = events.start_ns[rows], events.dur_ns[rows], events.name[rows]
+                mine.append(_lane(name, *columns, classes[rows], step, trace.strings))
+        lanes += mine
+    return StepLanes(name=step.name, span_ns=step.dur_ns, lanes=tuple(lanes))
 
 
 def _inside(start: Ints, dur: Ints, step: Step) -> NDArray[np.bool_]:
@@ -258,41 +255,34 @@ def _lane(
 ) -> StepLane:
     end = np.minimum(start + dur - step.start_ns, step.dur_ns)
     start = np.maximum(start - step.start_ns, 0)
+    finest = step.dur_ns / _FINEST
     level = overlap_rows(start, end)
     rows = []
     for depth in range(min(int(level.max()) + 1, MOST_ROWS)):
         mine = np.flatnonzero(level == depth)
         mine = mine[np.lexsort((-end[mine], start[mine]))]
+        begins, ends, kinds = start[mine], end[mine], classes[mine]
+        short = ends - begins < finest
+        near = begins[1:] - ends[:-1] < finest
+        joins = short[1:] & short[:-1] & (kinds[1:] == kinds[:-1]) & near
+        first = np.flatnonzero(np.concatenate(([True], ~joins)))
+        until = np.maximum.reduceat(ends, first)
+        counts = np.diff(np.append(first, len(begins)))
         rows.append(
-            _blocks(start[mine], end[mine], names[mine], classes[mine], step.dur_ns, strings)
+            tuple(
+                EventBlock(
+                    start_ns=int(begins[row]),
+                    dur_ns=int(stop - begins[row]),
+                    color=EVENT_CLASSES[kinds[row]],
+                    name=strings[names[mine[row]]],
+                    count=int(count),
+                )
+                for row, stop, count in zip(
+                    first.tolist(), until.tolist(), counts.tolist(), strict=True
+                )
+            )
         )
     return StepLane(name=name, rows=tuple(rows))
-
-
-def _blocks(
-    start: Ints,
-    end: Ints,
-    names: NDArray[np.int32],
-    classes: NDArray[np.uint8],
-    span_ns: int,
-    strings: Sequence[str],
-) -> tuple[EventBlock, ...]:
-    finest = span_ns / _FINEST
-    short = end - start < finest
-    joins = short[1:] & short[:-1] & (classes[1:] == classes[:-1]) & (start[1:] - end[:-1] < finest)
-    first = np.flatnonzero(np.concatenate(([True], ~joins)))
-    ends = np.maximum.reduceat(end, first)
-    counts = np.diff(np.append(first, len(start)))
-    return tuple(
-        EventBlock(
-            start_ns=int(start[row]),
-            dur_ns=int(until - start[row]),
-            color=EVENT_CLASSES[classes[row]],
-            name=strings[names[row]],
-            count=int(count),
-        )
-        for row, until, count in zip(first.tolist(), ends.tolist(), counts.tolist(), strict=True)
-    )
 
 
 def draw_pair(a: StepLanes, b: StepLanes) -> Markup:
@@ -310,9 +300,15 @@ def draw_pair(a: StepLanes, b: StepLanes) -> Markup:
                 parts += [_block(block, top, span) for block in row]
                 top += _ROW
             top += _GAP
-        parts.append(_end_mark(side.span_ns / span, top))
+        if side.span_ns < span:
+            at = f"{100 * side.span_ns / span:.3f}%"
+            parts.append(line("end", at, at, top - 34, top))
         top += _GAP
-    ticks = [_tick(share, span, top) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    ticks = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        kind = "" if share == 0 else "is-end" if share == 1 else "is-middle"
+        at, words = f"{100 * share:g}%", duration(share * span) if share else "0"
+        ticks.append(line("grid", at, at, 0, top) + text(kind, at, top + 14, words))
     return Markup(
         f'<svg class="steps-svg" width="100%" height="{top + _AXIS}" role="img" '
         f'aria-label="One step of A and one of B on one time axis">{"".join(ticks + parts)}</svg>'
@@ -334,17 +330,3 @@ def _block(block: EventBlock, top: int, span_ns: int) -> str:
         + text("inside", 4, 10, name)
         + "</svg>"
     )
-
-
-def _end_mark(share: float, bottom: int) -> str:
-    if share >= 1:
-        return ""
-    at = f"{100 * share:.3f}%"
-    return line("end", at, at, bottom - 34, bottom)
-
-
-def _tick(share: float, span_ns: int, bottom: int) -> str:
-    kind = "" if share == 0 else "is-end" if share == 1 else "is-middle"
-    at = f"{100 * share:g}%"
-    words = duration(share * span_ns) if share else "0"
-    return line("grid", at, at, 0, bottom) + text(kind, at, bottom + 14, words)

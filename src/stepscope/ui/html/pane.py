@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.trace.run_folder.related_runs import FoundTune
-    from stepscope.ui.html.flame import Flame
     from stepscope.ui.html.picture import RankPicture
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
@@ -74,10 +73,41 @@ def rank_label(rank: RankExplanation) -> str:
 def encode_rank(picture: RankPicture | None, tables: list[dict[str, Any]]) -> str:
     """One rank's data block. A rank without a picture still has its tables."""
     head: dict[str, Any] = {"tables": tables}
-    columns: dict[str, Column] = {}
-    if picture is not None:
-        head["picture"] = _picture_head(picture)
-        columns = _picture_columns(picture)
+    if picture is None:
+        return encode_block(head, {})
+    lane_facts = ("name", "group", "work", "first_row", "rows", "events")
+    flames = {"host": picture.host_flame, "device": picture.device_flame}
+    head["picture"] = {
+        "span_ns": picture.span_ns,
+        "strings": picture.strings,
+        "lanes": [{name: getattr(lane, name) for name in lane_facts} for lane in picture.lanes],
+        "steps": [[step.name, step.start_ns, step.dur_ns] for step in picture.steps],
+        "left_out": picture.left_out,
+        "flames_left_out": [flame.left_out for flame in flames.values()],
+    }
+    events, gaps = picture.events, picture.gaps
+    columns: dict[str, Column] = {
+        "row_start": events.row_start,
+        "start_delta": zigzag(_deltas(events.start_ns, events.row_start)),
+        "dur": events.dur_ns,
+        "name": events.name,
+        "kind": events.kind,
+        # Launches come in order, so differences between neighbours are small.
+        "link": zigzag(np.diff(events.link + 1, prepend=0)),
+        "gap_start": gaps.start_ns,
+        "gap_dur": gaps.dur_ns,
+        "gap_cause": gaps.cause,
+        "gap_frame": gaps.frame + 1,
+    }
+    for side, flame in flames.items():
+        columns |= {
+            f"{side}_parent": flame.parent + 1,
+            f"{side}_name": flame.name,
+            f"{side}_kind": flame.kind,
+            f"{side}_count": flame.count,
+            f"{side}_total": flame.total_ns,
+            f"{side}_self": flame.self_ns,
+        }
     return encode_block(head, columns)
 
 
@@ -104,68 +134,12 @@ def _shape(column: Column) -> tuple[int, int]:
     return len(column), (largest.bit_length() + 7) // 8
 
 
-def _picture_head(picture: RankPicture) -> dict[str, Any]:
-    return {
-        "span_ns": picture.span_ns,
-        "strings": picture.strings,
-        "lanes": [
-            {
-                "name": lane.name,
-                "group": lane.group,
-                "work": lane.work,
-                "first_row": lane.first_row,
-                "rows": lane.rows,
-                "events": lane.events,
-            }
-            for lane in picture.lanes
-        ],
-        "steps": [[step.name, step.start_ns, step.dur_ns] for step in picture.steps],
-        "left_out": picture.left_out,
-        "flames_left_out": [picture.host_flame.left_out, picture.device_flame.left_out],
-    }
-
-
-def _picture_columns(picture: RankPicture) -> dict[str, Column]:
-    events, gaps = picture.events, picture.gaps
-    columns: dict[str, Column] = {
-        "row_start": events.row_start,
-        "start_delta": zigzag(_deltas(events.start_ns, events.row_start)),
-        "dur": events.dur_ns,
-        "name": events.name,
-        "kind": events.kind,
-        "link": _links(events.link),
-        "gap_start": gaps.start_ns,
-        "gap_dur": gaps.dur_ns,
-        "gap_cause": gaps.cause,
-        "gap_frame": gaps.frame + 1,
-    }
-    columns.update(_flame_columns("host", picture.host_flame))
-    columns.update(_flame_columns("device", picture.device_flame))
-    return columns
-
-
-def _flame_columns(name: str, flame: Flame) -> dict[str, Column]:
-    return {
-        f"{name}_parent": flame.parent + 1,
-        f"{name}_name": flame.name,
-        f"{name}_kind": flame.kind,
-        f"{name}_count": flame.count,
-        f"{name}_total": flame.total_ns,
-        f"{name}_self": flame.self_ns,
-    }
-
-
 def _deltas(start: NDArray[np.int64], row_start: NDArray[np.int64]) -> NDArray[np.int64]:
     """Time since the row's previous event; a row's first event counts from the picture's zero."""
     delta = np.diff(start, prepend=0)
     first = row_start[:-1][np.diff(row_start) > 0]
     delta[first] = start[first]
     return delta
-
-
-def _links(link: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Differences between neighbouring links: launches come in order, so these are small."""
-    return zigzag(np.diff(link + 1, prepend=0))
 
 
 def zigzag(value: NDArray[np.int64]) -> NDArray[np.int64]:

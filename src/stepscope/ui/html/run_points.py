@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,10 +15,8 @@ from stepscope.records.explanation import Place
 from stepscope.records.job import Job
 from stepscope.records.run import (
     STALL_CAUSES,
-    AccountPart,
     RankRun,
     RunAccount,
-    Stall,
     StallCause,
     StepSeries,
 )
@@ -48,8 +45,7 @@ _LEVEL = 3  # of deflating: noise takes sixty times as long at 9 and shrinks by 
 _FINEST_START = 20  # starts are exact to this part of a typical step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPoints:
+class RunPoints(NamedTuple):
     payload: str
     middle_us: dict[str, float]  # mean, median and p99 of all ranks' steady steps
     all_steps: int
@@ -88,27 +84,22 @@ def encode_run(ranks: Sequence[RankRun], *, most: int = MOST_POINTS) -> RunPoint
         "bin_low_us": float(edges[0]),
         "bin_high_us": float(edges[-1]),
     }
-    return RunPoints(
-        payload=encode_block(head, columns, level=_LEVEL),
-        middle_us=middle,
-        all_steps=all_steps,
-        drawn=sum(map(len, kept)),
-    )
+    payload = encode_block(head, columns, level=_LEVEL)
+    return RunPoints(payload, middle, all_steps, drawn=sum(map(len, kept)))
 
 
 def on_one_clock(ranks: Sequence[RankRun], job: Job | None) -> list[RankRun]:
     """Steps of all hosts side by side, as far as their clocks were compared."""
     hosts = job.clock.hosts if job else ()
     ahead_ns = {rank: host.offset_ns or 0 for host in hosts for rank in host.ranks}
-    return [_shifted(rank, ahead_ns.get(rank.rank, 0)) for rank in ranks]
-
-
-def _shifted(rank: RankRun, ahead_ns: int) -> RankRun:
-    if rank.series is None or not ahead_ns:
-        return rank
-    start = rank.series.start_unix_ns
-    moved = np.where(start > 0, start - ahead_ns, start)
-    return replace(rank, series=replace(rank.series, start_unix_ns=moved))
+    moved = []
+    for rank in ranks:
+        if rank.series is not None and (ahead := ahead_ns.get(rank.rank, 0)):
+            start = rank.series.start_unix_ns
+            start = np.where(start > 0, start - ahead, start)
+            rank = replace(rank, series=replace(rank.series, start_unix_ns=start))
+        moved.append(rank)
+    return moved
 
 
 def thin(series: StepSeries, most: int) -> Ints:
@@ -264,8 +255,7 @@ _DIFFERS = 0.05  # of the wall time: ranks that differ by less share one bar
 _LEAST_SHARE = 0.0005  # of the wall time: a smaller part has no place in the bar
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StallRow:
+class StallRow(NamedTuple):
     """One cause over all ranks that stalled for it."""
 
     cause: StallCause
@@ -283,22 +273,20 @@ class StallRow:
     where: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountSlice:
+class AccountSlice(NamedTuple):
     id: str
     label: str
     hint: str
     ms: float
     share: float
-    parts: tuple[tuple[str, float], ...]  # label, ms
+    parts: list[tuple[str, float]]  # label, ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountBar:
+class AccountBar(NamedTuple):
     label: str
     wall_ms: float
     goodput: float
-    slices: tuple[AccountSlice, ...]
+    slices: list[AccountSlice]
 
 
 def drawable(ranks: Sequence[RankRun]) -> list[RankRun]:
@@ -326,13 +314,13 @@ def account_bars(ranks: Sequence[RankRun]) -> list[AccountBar]:
 
 
 def account_bar(account: RunAccount, label: str) -> AccountBar:
-    parts = [part for part in account.parts if part.share >= _LEAST_SHARE]
-    return AccountBar(
-        label=label,
-        wall_ms=account.wall_ms,
-        goodput=account.goodput,
-        slices=tuple(map(_account_slice, parts)),
-    )
+    slices = []
+    for part in account.parts:
+        if part.share >= _LEAST_SHARE:
+            name, hint = ACCOUNT_PARTS.get(part.id, (phase_words(part.id).capitalize(), ""))
+            inside = [(phase_words(piece.id), piece.ms) for piece in part.parts if piece.ms > 0]
+            slices.append(AccountSlice(part.id, name, hint, part.ms, part.share, inside))
+    return AccountBar(label, account.wall_ms, account.goodput, slices)
 
 
 def rank_names(ranks: Sequence[RankRun]) -> list[str]:
@@ -375,11 +363,12 @@ def _stall_row(
     stalled = sum(stall.steps for _, stall in pairs)
     steps = sum(rank.times.steps for rank, _ in pairs if rank.times)
     label, hint = STALLS[cause]
+    periods = {stall.period for _, stall in pairs}
     return StallRow(
         cause=cause,
         label=label,
         hint=hint,
-        often=how_often(stalled, steps, _common_period([stall for _, stall in pairs])),
+        often=how_often(stalled, steps, periods.pop() if len(periods) == 1 else None),
         cost_ms=cost,
         share=cost / mean if mean else 0.0,
         between_ms=sum(stall.between_epochs_ms * weight for stall, weight in weighed),
@@ -390,11 +379,6 @@ def _stall_row(
         ranks=_which([rank.rank for rank, _ in pairs], len({rank.rank for rank in ranks})),
         where=longest.where,
     )
-
-
-def _common_period(stalls: Sequence[Stall]) -> int | None:
-    periods = {stall.period for stall in stalls}
-    return periods.pop() if len(periods) == 1 else None
 
 
 def _which(ranks: Sequence[int], all_ranks: int) -> str:
@@ -414,12 +398,4 @@ def _differ(accounts: Sequence[RunAccount]) -> bool:
     return any(
         max(values) - (min(values) if len(values) == len(accounts) else 0.0) > _DIFFERS
         for values in shares.values()
-    )
-
-
-def _account_slice(part: AccountPart) -> AccountSlice:
-    label, hint = ACCOUNT_PARTS.get(part.id, (phase_words(part.id).capitalize(), ""))
-    inside = tuple((phase_words(piece.id), piece.ms) for piece in part.parts if piece.ms > 0)
-    return AccountSlice(
-        id=part.id, label=label, hint=hint, ms=part.ms, share=part.share, parts=inside
     )

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from stepscope.predict.compare_gpus import compare_gpus, table_gpus
 from stepscope.predict.declaration import Refused
 from stepscope.predict.engine import Bench, Trial
-from stepscope.predict.other_gpu.step import compare_gpus, table_gpus
 from stepscope.predict.scale_out import find_present_exchange, step_without_comm_ns
 from stepscope.predict.step_context import Exchange, StepContext, current_form
 from stepscope.predict.whatifs import in_order, parse_setting
@@ -97,10 +97,13 @@ def lay_out(
     untried = [setting for setting in wanted if str(setting) not in singles]
     more = try_each(bench, untried, history).predictions
     known = set(singles) | {str(single.settings[0]) for single in more}
-    axes, left_out = _fitting(_axes(bench, known, rank), _work(bench))
+    # Tasks that a cell costs; streams that wait for each other take longer to replay.
+    tasks = bench.context.graph.tasks
+    work = len(tasks) * (3 if (tasks.after >= 0).any() else 1)
+    axes, left_out = _fitting(_axes(bench, known, rank), work)
     trials = Trials(bench)
     scaling_axes = find_scaling_axes(trials)
-    positions = _find_positions(axes, scaling_axes, len(bench.context.graph.tasks))
+    positions = _find_positions(axes, scaling_axes, len(tasks))
     cells, assumptions = _predict(trials, (*axes, *scaling_axes), positions, history)
     traced = find_present_exchange(bench.context)
     return WhatIfGrid(
@@ -139,43 +142,31 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
     """The most useful first."""
     dtype = (rank.efficiency.dtype if rank.efficiency else None) or "unchanged"
     now = current_form(bench.context) or "unchanged"
+    off = Option(label="off", setting="")
+
+    def switch(setting: str, label: str, hint: str) -> Axis | None:
+        if setting not in known:
+            return None
+        options = (off, Option(label="on", setting=setting))
+        id_ = setting.replace("=", "-")
+        return Axis(id=id_, label=label, hint=hint, kind="switch", options=options)
+
+    if dtype != "unchanged":
+        dtype += " (now)"
+    precision = ("precision", "Precision", "The dtype of matmuls. bf16 is autocast")
+    optimizer = ("optimizer", "Optimizer", "The same update with fewer launches")
+    blocks = "Forward runs again during backward: less memory, more time"
     axes = [
-        _choice(
-            "precision",
-            "Precision",
-            "The dtype of matmuls. bf16 is autocast",
-            f"{dtype} (now)" if dtype != "unchanged" else dtype,
-            ("tf32", "bf16"),
-            known,
-        ),
+        _choice(*precision, dtype, ("tf32", "bf16"), known),
         _batch_axis(bench, known),
-        _switch("no-stalls", "No stalls", "Every step is a typical one", known),
-        _switch("cuda-graphs", "CUDA graphs", "The whole step is launched at once", known),
-        _switch(
-            "compile",
-            "torch.compile",
-            "An estimate: what torch.compile will fuse is unknown",
-            known,
-        ),
-        _choice(
-            "optimizer",
-            "Optimizer",
-            "The same update with fewer launches",
-            f"{now} (now)",
-            ("fused",),
-            known,
-        ),
-        _switch("no-data-wait", "Data always ready", "Every batch is ready in time", known),
-        _switch("no-sync", "No blocking calls", "No .item(), .cpu() or synchronize", known),
-        _switch(
-            "checkpoint=none", "No checkpointing", "Nothing is recomputed. Needs more memory", known
-        ),
-        _switch(
-            "checkpoint=blocks",
-            "Checkpoint blocks",
-            "Forward runs again during backward: less memory, more time",
-            known,
-        ),
+        switch("no-stalls", "No stalls", "Every step is a typical one"),
+        switch("cuda-graphs", "CUDA graphs", "The whole step is launched at once"),
+        switch("compile", "torch.compile", "An estimate: what torch.compile will fuse is unknown"),
+        _choice(*optimizer, f"{now} (now)", ("fused",), known),
+        switch("no-data-wait", "Data always ready", "Every batch is ready in time"),
+        switch("no-sync", "No blocking calls", "No .item(), .cpu() or synchronize"),
+        switch("checkpoint=none", "No checkpointing", "Nothing is recomputed. Needs more memory"),
+        switch("checkpoint=blocks", "Checkpoint blocks", blocks),
     ]
     return [axis for axis in axes if axis is not None]
 
@@ -190,15 +181,6 @@ def _choice(
     return Axis(id=id_, label=label, hint=hint, kind="choice", options=tuple(options))
 
 
-def _switch(setting: str, label: str, hint: str, known: set[str]) -> Axis | None:
-    if setting not in known:
-        return None
-    options = (Option(label="off", setting=""), Option(label="on", setting=setting))
-    return Axis(
-        id=setting.replace("=", "-"), label=label, hint=hint, kind="switch", options=options
-    )
-
-
 def _batch_axis(bench: Bench, known: set[str]) -> Axis | None:
     batch = bench.context.batch
     options = []
@@ -211,11 +193,7 @@ def _batch_axis(bench: Bench, known: set[str]) -> Axis | None:
         options.append(Option(label=f"{name} (now)" if not factor else name, setting=setting))
     if len(options) < 2:
         return None
-    hint = (
-        "Samples of one step"
-        if batch
-        else "Samples of one step, as a multiple of the current number"
-    )
+    hint = "Samples of one step" + ("" if batch else ", as a multiple of the current number")
     return Axis(id="batch", label="Batch", hint=hint, kind="slider", options=tuple(options))
 
 
@@ -223,12 +201,6 @@ def _factors(bench: Bench) -> list[str]:
     """Half a batch only where that is a whole number of samples."""
     batch = bench.context.batch
     return [factor for factor in _BATCHES if factor != "x0.5" or not batch or batch % 2 == 0]
-
-
-def _work(bench: Bench) -> int:
-    """What a cell costs, in tasks; streams that wait for each other take longer to replay."""
-    tasks = bench.context.graph.tasks
-    return len(tasks) * (3 if (tasks.after >= 0).any() else 1)
 
 
 def _fitting(axes: list[Axis], work: int) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
@@ -439,16 +411,15 @@ def _share(trials: Trials, known: Iterable[str], why: str) -> Axis:
     if not why:
         shared, refusal = _try(trials, [f"{setting}:strong" for setting in known])
         why = "" if shared else refusal
-    own, shared_batch = (
-        Option(label="each its own", setting=""),
-        Option(label="shared", setting="strong"),
-    )
     return Axis(
         id="share",
         label="Their batch",
         hint="Each worker keeps the batch (weak scaling), or they share it (strong)",
         kind="choice",
-        options=(own, shared_batch),
+        options=(
+            Option(label="each its own", setting=""),
+            Option(label="shared", setting="strong"),
+        ),
         why=why,
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +36,25 @@ class MlflowLog(MetricLog):
         return str(created.info.run_id)
 
     def points(self, points: Sequence[MetricPoint]) -> None:
-        from mlflow.entities import Metric
-
-        metrics = [
-            Metric(name, value, int(point.unix_s * 1000), point.step)
+        self._log(
+            (name, value, int(point.unix_s * 1000), point.step)
             for point in points
             for name, value in point.values.items()
-        ]
-        for some in _at_once(metrics):
-            self._client.log_batch(self._id, metrics=some)
+        )
 
     def conclude(self, conclusion: RunConclusion, step: int) -> None:
-        from mlflow.entities import Metric
-
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, step) for name, value in conclusion.values.items()]
-        for some in _at_once(metrics):
-            self._client.log_batch(self._id, metrics=some)
+        self._log((name, value, now, step) for name, value in conclusion.values.items())
         self._client.set_tag(self._id, f"{PREFIX}.verdict", conclusion.verdict[:_LONGEST_TAG])
         self._client.log_text(self._id, conclusion.text, f"{PREFIX}/findings.md")
+
+    def _log(self, metrics: Iterable[tuple[str, float, int, int]]) -> None:
+        from mlflow.entities import Metric
+
+        batch = list(starmap(Metric, metrics))
+        for first in range(0, len(batch), _MOST_AT_ONCE):
+            self._client.log_batch(self._id, metrics=batch[first : first + _MOST_AT_ONCE])
 
     def close(self) -> None:
         if self._is_ours:
             self._client.set_terminated(self._id)
-
-
-def _at_once(metrics: list[Any]) -> Iterator[list[Any]]:
-    for first in range(0, len(metrics), _MOST_AT_ONCE):
-        yield metrics[first : first + _MOST_AT_ONCE]

@@ -122,8 +122,8 @@ def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, 
 
 def step_on_gpus(run: Path) -> tuple[GpuPrediction, ...]:
     """Empty where the step cannot be moved to another GPU, as that of a CPU."""
+    from stepscope.predict.compare_gpus import compare_gpus, table_gpus
     from stepscope.predict.declaration import Refused
-    from stepscope.predict.other_gpu.step import compare_gpus, table_gpus
     from stepscope.ui.advice import open_slowest
 
     with contextlib.suppress(StepscopeError, Refused):

@@ -9,12 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.explain.efficiency import above_peak
 from stepscope.explain.incomplete_ranks import is_server_only, is_untimed
 from stepscope.explain.job.rank_part import own_ms, typical_step
 from stepscope.records.compiled import CompiledWork, RegionTime
 from stepscope.records.explanation import Advice, Budget, Explanation, Finding, RankExplanation
-from stepscope.records.hardware import Efficiency, which_call
+from stepscope.records.hardware import Efficiency, above_peak, which_call
 from stepscope.records.source_lines import Place
 from stepscope.text.figures import (
     byte_rate,

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stepscope.explain.efficiency import ABOVE, above_peak
 from stepscope.explain.memory.model import LABELS, between_words
 from stepscope.explain.rank import OTHERS
 from stepscope.records.explanation import RankExplanation
-from stepscope.records.hardware import Efficiency, Spot
+from stepscope.records.hardware import ABOVE, Efficiency, Spot, above_peak
 from stepscope.records.memory import (
     CATEGORIES,
     LargestBatch,

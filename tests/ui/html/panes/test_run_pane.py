@@ -154,11 +154,11 @@ def test_of_thinned_steps_the_mean_of_calm_ones_is_kept(decode):
 
 def test_what_is_left_out_is_said(view, monkeypatch):
     run = make_run(3_000, 2)
-    assert view(run).notes == []
+    assert view(run)["notes"] == []
     monkeypatch.setattr(
         "stepscope.ui.html.panes.run.encode_run", lambda ranks: encode_run(ranks, most=500)
     )
-    (note,) = view(run).notes
+    (note,) = view(run)["notes"]
     assert "of 6,000 steps are drawn: the shortest and the longest of each stretch" in note
 
 
@@ -183,8 +183,8 @@ def test_attempts_lie_one_after_another(decode, view):
     head, _ = decode(encode_run(run.ranks).payload)
     assert [one["offset"] for one in head["series"]] == [0, 600]
     shown = view(run)
-    assert shown.names == ["rank 0, attempt 1", "rank 0, attempt 2"]
-    assert shown.facts[0][:2] == ("Steps", "1,500")
+    assert shown["names"] == ["rank 0, attempt 1", "rank 0, attempt 2"]
+    assert shown["facts"][0][:2] == ("Steps", "1,500")
 
 
 def test_the_distribution_holds_every_steady_step_once(decode):
@@ -208,8 +208,8 @@ def test_mean_median_and_percentile_are_of_the_steady_steps(decode):
 @pytest.mark.parametrize("many", [1, 2])
 def test_a_job_of_one_step_has_a_section(view, many):
     shown = view(WholeRun(ranks=(rank_of(series_of([30.0] * many, warm_up=many)),)))
-    assert shown.summary == "The run has no steady steps: it ended during its warm-up."
-    assert shown.facts == [("Steps", str(many), "")]
+    assert shown["summary"] == "The run has no steady steps: it ended during its warm-up."
+    assert shown["facts"] == [("Steps", str(many), "")]
 
 
 def test_without_steps_there_is_no_section(view):
@@ -222,10 +222,10 @@ def test_the_summary_says_what_stalls_cost(view):
     stall = PlantedStall(cause="data", ms=40.0, period=4)
     run = make_run(2_000, 1, planted=(stall,), slower_from=1, windows=())
     times = run.ranks[0].times
-    summary = view(run).summary
+    summary = view(run)["summary"]
     assert f"{times.mean_ms:.1f} ms on average, 36.0 ms without stalls" in summary
     assert summary.endswith("data stalls (every 4th step).")
-    healthy = view(make_run(2_000, 1, planted=(), slower_from=1)).summary
+    healthy = view(make_run(2_000, 1, planted=(), slower_from=1))["summary"]
     assert healthy == "A step takes 36.0 ms on average, without notable stalls. Steps vary by 1.0%."
 
 

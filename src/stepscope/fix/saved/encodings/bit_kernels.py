@@ -170,7 +170,7 @@ def _unpack_window(
 def _window_arguments(
     shape: Any, stride: Any, starts: list[Tensor], window: PoolingWindow
 ) -> tuple[Any, ...]:
-    """As three dimensions: a plane is a volume of depth 1."""
+    """Describe a window in three dimensions: a plane is a volume of depth 1."""
     lacking = 3 - len(window.kernel)
     zero = torch.zeros(1, dtype=torch.int64, device=starts[0].device)
     strides = [1] * lacking + list(stride[-len(window.kernel) :])

@@ -114,7 +114,7 @@ class PlainTensor(Protocol):
 
 
 class PendingCheck:
-    """Of one encoded tensor."""
+    """Ask later whether one tensor could be encoded."""
 
     def __init__(self, fits: torch.Tensor) -> None:
         self._answer = torch.empty((), dtype=torch.bool, pin_memory=fits.device.type == "cuda")

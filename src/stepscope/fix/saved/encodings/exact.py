@@ -261,7 +261,7 @@ _ROOM = 1.05
 
 
 def sparse_spec(tensor: torch.Tensor) -> str | None:
-    """None where it does not compress. Waits for the device."""
+    """Name a sparse encoding; None where it does not compress. Waits for the device."""
     flat = whole(tensor)
     if flat is None or not flat.is_floating_point():
         return None
@@ -308,7 +308,7 @@ _TYPES = {"uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32
 
 
 def narrow_spec(tensor: torch.Tensor) -> str | None:
-    """None where nothing shorter fits. Waits for the device."""
+    """Name a shorter type; None where nothing shorter fits. Waits for the device."""
     flat = whole(tensor)
     if flat is None or flat.dtype not in (torch.int16, torch.int32, torch.int64):
         return None

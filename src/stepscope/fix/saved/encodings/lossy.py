@@ -77,7 +77,7 @@ def pack_blocks(flat: torch.Tensor, kind: ShortFloat) -> tuple[torch.Tensor, tor
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """Of int32 exponents from -126 to 127."""
+    """Return powers of two for int32 exponents from -126 to 127."""
     return ((exponents + 127) << 23).view(torch.float32)
 
 

@@ -182,7 +182,7 @@ class PinnedBuffers:
 
 
 class CudaPinnedLink:
-    """Of one CUDA device."""
+    """Move tensors between one CUDA device and pinned host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -83,7 +83,7 @@ class _Trial:
 
 
 class EncodingTrials:
-    """Of one pass on one device; `lossy` is the lossy encoding that is allowed, if any."""
+    """Try encodings on one pass's values; `lossy` is the lossy one that is allowed, if any."""
 
     def __init__(self, device: torch.device, lossy: str | None) -> None:
         self._device = device
@@ -132,7 +132,7 @@ class EncodingTrials:
     def options(
         self, uses: Sequence[SavedUse], calls: Sequence[RecordedCall]
     ) -> dict[int, tuple[HoldingOption, ...]]:
-        """By value. The cost of one size is the median of what was measured for it."""
+        """Return options by value. A size's cost is the median of what was measured for it."""
         precise = precise_values(uses, calls)
         measured = defaultdict[tuple[str, torch.dtype, int], list[float]](list)
         for trial in self._trials:
@@ -165,7 +165,7 @@ def _is_tolerant(consumer: str) -> bool:
 
 
 def _statistics(uses: Sequence[SavedUse]) -> set[int | None]:
-    """Of norms: all that a node saves but the largest, its input."""
+    """Return what the nodes of norms save, but for the largest, the input."""
     by_node: defaultdict[int, list[SavedUse]] = defaultdict(list)
     for use in uses:
         if use.order is not None and _NORM.search(use.consumer):

@@ -60,7 +60,7 @@ def _spread_nonzero(mask, starts, values, patterns, count, room, BLOCK: tl.const
 
 
 def pack_nonzero(patterns: Tensor, room: int) -> NonZeroParts:
-    """Of flat integers; values beyond `room` are dropped."""
+    """Pack flat integers that are not zero; values beyond `room` are dropped."""
     count, device = patterns.numel(), patterns.device
     blocks = triton.cdiv(count, _BLOCK)
     mask = torch.empty(-(-count // 8), dtype=torch.uint8, device=device)

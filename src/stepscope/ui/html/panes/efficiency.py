@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from stepscope.explain.efficiency import above_peak
 from stepscope.records.explanation import RankExplanation
-from stepscope.records.hardware import Ceilings, Efficiency, Spot, which_call
+from stepscope.records.hardware import Ceilings, Efficiency, Spot, above_peak, which_call
 from stepscope.text.figures import byte_rate, duration, flop_rate, flops, percent, significant, size
 from stepscope.text.words import counted
 from stepscope.ui.html.pane import Pane, ReportData, rank_label

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -124,7 +125,9 @@ def _column_words(moment: Moment, middle: float, wide: float, held: int, top: fl
 
 def draw_batches(fit: LargestBatch, peak_bytes: int) -> Markup:
     """The peak against the batch with its band, the limit, the batch now and the largest."""
-    far = _farthest(fit)
+    far = max(4.0, (fit.factor or 0.0) * 1.2)
+    if fit.factor_high is not None:
+        far = max(1.5, fit.factor_high * 1.08)
     factors = [far * i / _POINTS for i in range(_POINTS + 1)]
     curve = [peak_at(fit.lines, times) for times in factors]
     top = float(max(high for _, _, high in curve))
@@ -148,18 +151,18 @@ def draw_batches(fit: LargestBatch, peak_bytes: int) -> Markup:
         parts += _limit_line(fit, x, right, top)
     now = "now" if fit.batch is None else f"now, {fit.batch:,}"
     y = _y(peak_bytes, top)
+    # Round batches under the axis; multiples of now where the batch is not known.
+    unit, suffix = (fit.batch, "") if fit.batch else (1, "x")
     parts += [
         circle("now", x(1), y, 4.5, title=f"{now}: {size(peak_bytes)}"),
         text("value", x(1) + 9, y + 12, now),
-        *_batches(fit, far, x),
+        *(
+            text("tick is-middle", x(value / unit), _BOTTOM + 18, f"{value:,g}{suffix}")
+            for value in round_values(far * unit, 6)
+        ),
+        text("unit is-end", _HALF - 16, _HEIGHT - 4, "batch"),
     ]
     return drawing(_HALF, _HEIGHT, "Peak memory against the batch", parts)
-
-
-def _farthest(fit: LargestBatch) -> float:
-    if fit.factor_high is not None:
-        return max(1.5, fit.factor_high * 1.08)
-    return max(4.0, (fit.factor or 0.0) * 1.2)
 
 
 def _limit_line(
@@ -179,16 +182,6 @@ def _limit_line(
         words = f"{fit.largest:,}" if fit.largest is not None else f"{factor(fit.factor)}x"
         parts.append(text("value is-middle is-strong", x(fit.factor), _TOP - 9, words))
     return parts
-
-
-def _batches(fit: LargestBatch, far: float, x: Callable[[float], float]) -> list[str]:
-    """Round batches under the axis; multiples of now where the batch is not known."""
-    unit = fit.batch or 1
-    suffix = "" if fit.batch else "x"
-    return [
-        text("tick is-middle", x(value / unit), _BOTTOM + 18, f"{value:,g}{suffix}")
-        for value in round_values(far * unit, 6)
-    ] + [text("unit is-end", _HALF - 16, _HEIGHT - 4, "batch")]
 
 
 def _held(moment: Moment) -> list[tuple[str, int]]:
@@ -290,8 +283,14 @@ def draw_saving(line: SavingTimeline | None) -> Markup:
         roof = [a + b for a, b in zip(floor, line.before_bytes[action], strict=True)]
         areas.append((action, floor, roof))
         floor = roof
+    middle = _LEFT + (_RIGHT - _LEFT) * _FORWARD
     top = float(max(1, *floor, *line.after_bytes))
-    parts = [*_levels(top, _RIGHT, _SAVING_BOTTOM), *_phases()]
+    parts = [
+        *_levels(top, _RIGHT, _SAVING_BOTTOM),
+        path("phase", [(middle, _SAVING_TOP - 6), (middle, _SAVING_BOTTOM)]),
+        text("unit", _LEFT + 4, _SAVING_BOTTOM + 18, "forward"),
+        text("unit", middle + 4, _SAVING_BOTTOM + 18, "backward"),
+    ]
     for action, low, high in areas:
         upper, lower = (_points(places, levels, top) for levels in (high, low))
         kind = action if action in SAVING_ACTIONS else "keep"
@@ -326,15 +325,6 @@ def _peak(places: Sequence[float], levels: Sequence[int], top: float, which: str
     return [text("value is-strong", x + 8, max(_SAVING_TOP - 4, y - 6), words)]
 
 
-def _phases() -> list[str]:
-    middle = _LEFT + (_RIGHT - _LEFT) * _FORWARD
-    return [
-        path("phase", [(middle, _SAVING_TOP - 6), (middle, _SAVING_BOTTOM)]),
-        text("unit", _LEFT + 4, _SAVING_BOTTOM + 18, "forward"),
-        text("unit", middle + 4, _SAVING_BOTTOM + 18, "backward"),
-    ]
-
-
 MOST_ROWS = 10
 MOST_DRAWN = 8  # ranks with charts; the others have their figures
 
@@ -355,14 +345,24 @@ def memory_view(rank: RankExplanation, *, drawn: bool) -> dict[str, Any] | None:
     fit, theory = memory.largest_batch, memory.theory
     timeline = draw_timeline(memory) if drawn else none
     activations = theory.activations if theory else None
+    picture, caption = _picture(memory)
     return {
         "headline": sentence(memory_headline(memory)),
         "facts": _facts(memory),
-        "slices": _slices(memory),
+        "slices": [
+            {
+                "name": name,
+                "label": LABELS[name].capitalize(),
+                "size": size(held),
+                "share": held / (memory.peak_bytes or 1),
+                "hint": HINTS[name],
+            }
+            for name, held in shown_categories(memory)
+        ],
         "unknown": ", ".join(unknown_categories(memory)) if memory.source != "snapshot" else "",
-        "picture": _picture(memory),
+        "picture": picture,
         "timeline": timeline,
-        "caption": _caption(memory),
+        "caption": caption,
         "moments": draw_moments(memory) if drawn and not timeline else none,
         "key": _key(memory),
         "dashed": bool(memory.reserved_bytes),
@@ -370,8 +370,14 @@ def memory_view(rank: RankExplanation, *, drawn: bool) -> dict[str, Any] | None:
         "batch_words": sentence(batch_words(fit)) if fit else "",
         "batch_from": fit.batch_from or "" if fit else "",
         "saving": _saving(memory.saving, drawn=drawn) if memory.saving else None,
-        "sites": _sites(memory),
-        "modules": _modules(memory),
+        "sites": _held_rows(
+            (site.size_bytes, site.operator, place_words(site), site.category)
+            for site in memory.by_site
+        ),
+        "modules": _held_rows(
+            (row.size_bytes, row.module, counted(row.tensors, "tensor"), "activations")
+            for row in memory.by_module
+        ),
         "zero": _zero(theory, memory.limit_bytes) if theory else [],
         "ranks": RANKS,
         "theory": sentence(theory_words(theory) or "") if theory else "",
@@ -390,13 +396,8 @@ def _facts(memory: Memory) -> list[tuple[str, str, str]]:
         facts.append(("Unused", percent(unused.share), hint))
     last = memory.at_end
     if last is not None and last.largest_free_bytes is not None:
-        facts.append(
-            (
-                "Largest free block",
-                size(last.largest_free_bytes),
-                f"of {last.free_blocks} at the end",
-            )
-        )
+        hint = f"of {last.free_blocks} at the end"
+        facts.append(("Largest free block", size(last.largest_free_bytes), hint))
     if memory.limit_bytes:
         fit = memory.largest_batch
         hint = LIMITS[fit.limit_from] if fit and fit.limit_from else ""
@@ -413,35 +414,17 @@ def _facts(memory: Memory) -> list[tuple[str, str, str]]:
     return [(label, value, sentence(hint)) for label, value, hint in facts]
 
 
-def _slices(memory: Memory) -> list[dict[str, Any]]:
-    whole = memory.peak_bytes or 1
-    return [
-        {
-            "name": name,
-            "label": LABELS[name].capitalize(),
-            "size": size(held),
-            "share": held / whole,
-            "hint": HINTS[name],
-        }
-        for name, held in shown_categories(memory)
-    ]
-
-
-def _picture(memory: Memory) -> str:
-    if memory.timeline is None:
-        return "At the moments of the step"
-    return "Through the history" if memory.source == "snapshot" else "Through the step"
-
-
-def _caption(memory: Memory) -> str:
+def _picture(memory: Memory) -> tuple[str, str]:
+    """The chart's title, and what stands under it."""
     if memory.timeline is not None:
-        return f"Allocated through {memory.timeline.of}; the peak is the highest point."
-    if memory.moments:
-        return (
-            "What is held where each phase of the step ends, and at the peak. Between these "
-            "moments nothing was recorded."
-        )
-    return ""
+        title = "Through the history" if memory.source == "snapshot" else "Through the step"
+        of = memory.timeline.of
+        return title, f"Allocated through {of}; the peak is the highest point."
+    words = (
+        "What is held where each phase of the step ends, and at the peak. Between these "
+        "moments nothing was recorded."
+    )
+    return "At the moments of the step", words if memory.moments else ""
 
 
 def _key(memory: Memory) -> list[tuple[str, str]]:
@@ -453,31 +436,20 @@ def _key(memory: Memory) -> list[tuple[str, str]]:
     return [(name, LABELS[name].capitalize()) for name in CATEGORIES if name in shown]
 
 
-def _sites(memory: Memory) -> list[dict[str, Any]]:
-    most = memory.by_site[0].size_bytes if memory.by_site else 1
+def _held_rows(
+    rows: Iterable[tuple[int, str, str, str | None]],
+) -> list[dict[str, Any]]:
+    """Bytes, what holds them, more about it, and the category; bars are shares of the first."""
+    listed = list(itertools.islice(rows, MOST_ROWS))
     return [
         {
-            "size": size(site.size_bytes),
-            "bar": site.size_bytes / max(most, 1),
-            "what": site.operator,
-            "about": place_words(site),
-            "category": site.category or "",
+            "size": size(held),
+            "bar": held / max(listed[0][0], 1),
+            "what": what,
+            "about": about,
+            "category": category or "",
         }
-        for site in memory.by_site[:MOST_ROWS]
-    ]
-
-
-def _modules(memory: Memory) -> list[dict[str, Any]]:
-    most = memory.by_module[0].size_bytes if memory.by_module else 1
-    return [
-        {
-            "size": size(module.size_bytes),
-            "bar": module.size_bytes / max(most, 1),
-            "what": module.module,
-            "about": counted(module.tensors, "tensor"),
-            "category": "activations",
-        }
-        for module in memory.by_module[:MOST_ROWS]
+        for held, what, about, category in listed
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from stepscope.text.words import counted
 from stepscope.ui.html.pane import Pane, ReportData, encode_block
 from stepscope.ui.html.run_points import (
     MOST_ACCOUNTS,
-    AccountBar,
     RunPoints,
     StallRow,
     account_bar,
@@ -54,18 +53,6 @@ NOT_SAMPLED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallReason:
-    """What the page says about one cause, above its flame graph."""
-
-    cause: str
-    label: str
-    words: str
-    about: str  # what the graph rests on
-    left_out: str
-    sampled: bool  # otherwise there is no graph
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DifferenceTree:
     """Stacks as columns, a parent before its children; times of one step, in ns."""
 
@@ -79,10 +66,13 @@ class DifferenceTree:
 
 def stall_reasons(
     ranks: Sequence[RankRun], rows: Sequence[StallRow]
-) -> tuple[list[StallReason], str]:
-    """One for each row of the table, and the data block of their flame graphs (empty: none)."""
-    merged = {row.cause: _difference(ranks, row.cause) for row in rows}
+) -> tuple[list[dict[str, Any]], str]:
+    """What stands above each cause's flame graph, and the graphs' data block (empty: none)."""
     several = len({rank.rank for rank in ranks}) > 1
+    merged = {}
+    for row in rows:
+        stacks = [one for rank in ranks for one in rank.stacks if one.cause == row.cause]
+        merged[row.cause] = merge_differences(stacks) if stacks else None
     reasons = [_reason(row, merged[row.cause], several=several) for row in rows]
     known = {cause: difference for cause, difference in merged.items() if difference is not None}
     return reasons, _encode(known) if known else ""
@@ -98,7 +88,16 @@ def build_tree(difference: StackDifference) -> DifferenceTree:
         stalled = round(stack.stalled * difference.stalled_ms * 1e6)
         typical = round(stack.typical * difference.typical_ms * 1e6)
         samples = round(stack.stalled * difference.stalled_samples)
-        path = _path(tree, places, stack.frames)
+        path = [0]
+        for frame in stack.frames:
+            key = (path[-1], frame)
+            if key not in places:
+                places[key] = len(tree.parent)
+                tree.parent.append(path[-1])
+                tree.frame.append(frame)
+                for column in (tree.stalled_ns, tree.typical_ns, tree.self_ns, tree.samples):
+                    column.append(0)
+            path.append(places[key])
         for node in path:
             tree.stalled_ns[node] += stalled
             tree.typical_ns[node] += typical
@@ -110,33 +109,7 @@ def build_tree(difference: StackDifference) -> DifferenceTree:
     return tree
 
 
-def _path(
-    tree: DifferenceTree, places: dict[tuple[int, Place], int], frames: tuple[Place, ...]
-) -> list[int]:
-    """The nodes of a stack from the root on; those that are new are added."""
-    path = [0]
-    for frame in frames:
-        key = (path[-1], frame)
-        if key not in places:
-            places[key] = len(tree.parent)
-            tree.parent.append(path[-1])
-            tree.frame.append(frame)
-            for column in (tree.stalled_ns, tree.typical_ns, tree.self_ns, tree.samples):
-                column.append(0)
-        path.append(places[key])
-    return path
-
-
-def _difference(ranks: Sequence[RankRun], cause: str) -> StackDifference | None:
-    """Over all ranks."""
-    known = [one for rank in ranks for one in rank.stacks if one.cause == cause]
-    return merge_differences(known) if known else None
-
-
-# In words.
-
-
-def _reason(row: StallRow, difference: StackDifference | None, *, several: bool) -> StallReason:
+def _reason(row: StallRow, difference: StackDifference | None, *, several: bool) -> dict[str, Any]:
     words, about, left_out = NOT_SAMPLED, "", ""
     if difference is not None:
         words = describe_lines(compare_lines(difference))
@@ -149,14 +122,14 @@ def _reason(row: StallRow, difference: StackDifference | None, *, several: bool)
         rest = 1 - sum(stack.stalled for stack in difference.stacks)
         if rest > _LEAST_LEFT_OUT:
             left_out = f"Stacks of {percent(rest)} of the time are left out: they differ least."
-    return StallReason(
-        cause=row.cause,
-        label=row.label,
-        words=words,
-        about=about,
-        left_out=left_out,
-        sampled=difference is not None,
-    )
+    return {
+        "cause": row.cause,
+        "label": row.label,
+        "words": words,
+        "about": about,  # what the graph rests on
+        "left_out": left_out,
+        "sampled": difference is not None,  # otherwise there is no graph
+    }
 
 
 def describe_lines(lines: Sequence[LineDifference]) -> str:
@@ -180,57 +153,30 @@ def _line_words(line: LineDifference) -> str:
     return f"{name}:{place.line} {place.function}".strip()
 
 
-# For the page.
-
-
 def _encode(differences: Mapping[StallCause, StackDifference]) -> str:
+    """As FlameTree reads them; `kind` is 1 for the user's own code."""
     names: dict[str, int] = {}
     columns: dict[str, Column] = {}
     for cause, difference in differences.items():
-        columns |= _columns(cause, build_tree(difference), names)
+        tree = build_tree(difference)
+        texts = [
+            _ROOT if frame is None else f"{frame.file}({frame.line}): {frame.function}"
+            for frame in tree.frame
+        ]
+        lists = {
+            "parent": [parent + 1 for parent in tree.parent],
+            "name": [names.setdefault(text, len(names)) for text in texts],
+            "kind": [frame is not None and not is_library_frame(frame) for frame in tree.frame],
+            "count": tree.samples,
+            "total": tree.stalled_ns,
+            "self": tree.self_ns,
+            "typical": tree.typical_ns,
+        }
+        columns |= {f"{cause}_{key}": np.array(values, np.int64) for key, values in lists.items()}
     return encode_block({"strings": list(names)}, columns)
 
 
-def _columns(cause: str, tree: DifferenceTree, names: dict[str, int]) -> dict[str, Column]:
-    """As FlameTree reads them; `kind` is 1 for the user's own code."""
-    name = [names.setdefault(_frame_name(frame), len(names)) for frame in tree.frame]
-    own = [frame is not None and not is_library_frame(frame) for frame in tree.frame]
-    lists = {
-        "parent": [parent + 1 for parent in tree.parent],
-        "name": name,
-        "kind": own,
-        "count": tree.samples,
-        "total": tree.stalled_ns,
-        "self": tree.self_ns,
-        "typical": tree.typical_ns,
-    }
-    return {f"{cause}_{key}": np.array(values, np.int64) for key, values in lists.items()}
-
-
-def _frame_name(frame: Place | None) -> str:
-    return _ROOT if frame is None else f"{frame.file}({frame.line}): {frame.function}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    summary: str
-    facts: list[tuple[str, str, str]]  # label, value, hint
-    payload: str
-    names: list[str]  # of the series, in their order
-    all_name: str
-    causes: list[tuple[StallCause, str, str]]  # that some step stalled for: id, label, hint
-    stalls: list[StallRow]
-    reasons: list[StallReason]  # of these stalls
-    flames: str  # their data block, empty where nothing was sampled
-    several: bool  # ranks
-    account: AccountBar | None
-    accounts: list[AccountBar]  # of the ranks, if they differ
-    accounts_left_out: int
-    goodput: str
-    notes: list[str]
-
-
-def run_view(report: ReportData) -> RunView | None:
+def run_view(report: ReportData) -> dict[str, Any] | None:
     run = report.explanation.run
     job = report.explanation.job
     points = encode_run(on_one_clock(run.ranks, job)) if run is not None else None
@@ -241,23 +187,23 @@ def run_view(report: ReportData) -> RunView | None:
     accounts = account_bars(run.ranks)
     many_accounts = sum(rank.account is not None for rank in run.ranks)
     known = {row.cause for row in rows}
-    return RunView(
-        summary=run_summary(run, rows),
-        facts=_facts(run, points.middle_us),
-        payload=points.payload,
-        names=rank_names(drawable(run.ranks)),
-        all_name=_all_name(run),
-        causes=[(cause, *words) for cause, words in STALLS.items() if cause in known],
-        stalls=rows,
-        reasons=reasons,
-        flames=flames,
-        several=len({rank.rank for rank in run.ranks}) > 1,
-        account=account_bar(run.account, "Wall time of the command") if run.account else None,
-        accounts=accounts,
-        accounts_left_out=max(0, many_accounts - MOST_ACCOUNTS) if accounts else 0,
-        goodput=_goodput(run),
-        notes=_notes(run, points),
-    )
+    return {
+        "summary": run_summary(run, rows),
+        "facts": _facts(run, points.middle_us),
+        "payload": points.payload,
+        "names": rank_names(drawable(run.ranks)),  # of the series, in their order
+        "all_name": _all_name(run),
+        "causes": [(cause, *words) for cause, words in STALLS.items() if cause in known],
+        "stalls": rows,
+        "reasons": reasons,
+        "flames": flames,
+        "several": len({rank.rank for rank in run.ranks}) > 1,
+        "account": account_bar(run.account, "Wall time of the command") if run.account else None,
+        "accounts": accounts,  # of the ranks, if they differ
+        "accounts_left_out": max(0, many_accounts - MOST_ACCOUNTS) if accounts else 0,
+        "goodput": _goodput(run),
+        "notes": _notes(run, points),
+    }
 
 
 def run_summary(run: WholeRun, rows: Sequence[StallRow]) -> str:

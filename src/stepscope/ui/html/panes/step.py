@@ -33,18 +33,22 @@ def step_view(report: ReportData) -> dict[str, Any]:
 
 
 def _facts(rank: RankExplanation) -> list[Fact]:
-    facts: list[Fact] = []
-    if rank.device:
-        facts.append(("Device", rank.device, ""))
-    elif rank.kind == "cpu":
-        facts.append(("Device", "CPU only", ""))
-    else:
-        facts.append(("Device", rank.kind, "The trace does not name it"))
+    unnamed = ("CPU only", "") if rank.kind == "cpu" else (rank.kind, "The trace does not name it")
+    facts: list[Fact] = [("Device", *((rank.device, "") if rank.device else unnamed))]
     if rank.rank is not None:
         world = f" of {rank.world_size}" if rank.world_size else ""
         kind, _, number = rank.called.partition(" ")
         facts.append((kind.capitalize(), f"{number}{world if kind == 'rank' else ''}", ""))
-    facts.append(_steps_fact(rank))
+    if rank.steps.is_span:
+        hint = "The trace has no step marks, and nothing in it repeats"
+        facts.append(("Steps", "none found", hint))
+    else:
+        hints = {
+            "profiler": "Marked by the profiler's schedule",
+            "optimizer": "No step marks in the trace: taken from optimizer.step",
+            "repeated": f"No step marks in the trace: found by repeating {rank.steps.repeats}",
+        }
+        facts.append(("Steps", f"{len(rank.steps.steps)}", hints[rank.steps.source]))
     if rank.steps.is_span and rank.run is None:
         facts.append(("Time covered", duration(rank.timeline.span_ns), ""))
     else:
@@ -52,19 +56,7 @@ def _facts(rank: RankExplanation) -> list[Fact]:
     overlap = rank.timeline.overlap
     if overlap is not None:
         facts.append(("Overlap", percent(overlap), "Communication hidden by compute"))
-    facts.append(("Events", f"{rank.events:,}", ""))
-    return facts
-
-
-def _steps_fact(rank: RankExplanation) -> Fact:
-    if rank.steps.is_span:
-        return ("Steps", "none found", "The trace has no step marks, and nothing in it repeats")
-    hints = {
-        "profiler": "Marked by the profiler's schedule",
-        "optimizer": "No step marks in the trace: taken from optimizer.step",
-        "repeated": f"No step marks in the trace: found by repeating {rank.steps.repeats}",
-    }
-    return ("Steps", f"{len(rank.steps.steps)}", hints[rank.steps.source])
+    return [*facts, ("Events", f"{rank.events:,}", "")]
 
 
 def _step_time_facts(times: StepTime) -> list[Fact]:
@@ -78,16 +70,13 @@ def _step_time_facts(times: StepTime) -> list[Fact]:
         hint = f"Estimated without the profiler's overhead{span}"
         facts.append(("Step, corrected", _ms(times.corrected), hint))
     if times.profiled is not None:
-        facts.append(("Step, profiled", _ms(times.profiled), _profiled_hint(times)))
+        hint = "The profiler itself slows the CPU: real steps are shorter"
+        if times.truth is not None:
+            hint = "In the profiled window, where the profiler itself slows the CPU"
+            if times.truth > times.profiled:
+                hint = "In the profiled window; the steps outside it took longer"
+        facts.append(("Step, profiled", _ms(times.profiled), hint))
     return facts
-
-
-def _profiled_hint(times: StepTime) -> str:
-    if times.truth is None or times.profiled is None:
-        return "The profiler itself slows the CPU: real steps are shorter"
-    if times.truth > times.profiled:
-        return "In the profiled window; the steps outside it took longer"
-    return "In the profiled window, where the profiler itself slows the CPU"
 
 
 def _ms(ms: float) -> str:

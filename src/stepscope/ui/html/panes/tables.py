@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from stepscope.records.explanation import RankExplanation
-from stepscope.records.job import Job, JobCollective
+from stepscope.records.job import Job
 from stepscope.records.source_lines import Place
 from stepscope.ui.html.pane import Pane
 from stepscope.ui.html.render import make_table
@@ -24,18 +24,57 @@ NEEDS_STACK = "not captured: record with with_stack=True"
 NEEDS_HOST = "not captured: record with ProfilerActivity.CPU"
 
 
+_SYNC_COLUMNS = "Call:code | Made by:code | Count:count | Total:ns | Where:code"
+# title, columns, fields of the rows, the column to sort by, and whether rows name events
+_PLAIN = {
+    "modules": (
+        "Modules",
+        "Module:code | Calls:count | Device forward:ns | Device backward:ns | "
+        "CPU total:ns | CPU self:ns",
+        "name calls forward_device_ns backward_device_ns host_total_ns host_self_ns",
+        2,
+    ),
+    "copies": (
+        "Copies",
+        "Copy:code | Count:count | Total:ns | Exposed:ns | Size:bytes | Rate:rate",
+        "name count total_ns exposed_ns size_bytes gb_s",
+        2,
+    ),
+    "collectives": (
+        "Collectives",
+        "Collective:code | Group:text | Ranks:count | Size:bytes | Count:count | "
+        "Total:ns | Exposed:ns | Bus rate:rate",
+        "kind group group_size size_bytes count total_ns exposed_ns busbw_gb_s",
+        5,
+    ),
+}
+
+
+def _plain(rank: RankExplanation, name: str, absent: str = "") -> dict[str, Any]:
+    """A table whose cells are fields of the rank's rows."""
+    title, columns, fields, sort = _PLAIN[name]
+    rows = map(attrgetter(*fields.split()), getattr(rank, name))
+    return make_table(title, columns, rows, sort=sort, absent=absent, events=name == "copies")
+
+
 def rank_tables(rank: RankExplanation) -> list[dict[str, Any]]:
     """Every table of one rank, in the order of the tabs."""
+    syncs = (
+        (s.name, s.operator, s.count, s.total_ns, f"{s.file}:{s.line}" if s.file else None)
+        for s in rank.syncs
+    )
+    zero = rank.steps.steps[0].start_ns if rank.steps.steps else 0
+    steps = ((s.name, s.start_ns - zero, s.dur_ns) for s in rank.steps.steps)
     return [
         _kernels(rank),
         _operators(rank),
-        _modules(rank),
+        _plain(rank, "modules", "" if rank.lines else NEEDS_STACK),
         _lines(rank),
-        *compiled_tables(rank.compiled),
-        _copies(rank),
-        _syncs(rank),
-        _collectives(rank),
-        _steps(rank),
+        *_compiled_tables(rank.compiled),
+        _plain(rank, "copies"),
+        make_table("Sync calls", _SYNC_COLUMNS, syncs, sort=3, events=True),
+        _plain(rank, "collectives"),
+        make_table("Steps", "Step:text | Start:ns | CPU time:ns", steps, sort=-1),
     ]
 
 
@@ -53,33 +92,21 @@ def _kernels(rank: RankExplanation) -> dict[str, Any]:
 
 
 def _operators(rank: RankExplanation) -> dict[str, Any]:
-    columns = (
-        "Operator:code | Input shapes:code | Calls:count | Device total:ns | "
-        "Device self:ns | CPU total:ns | CPU self:ns"
-    )
-    shapes = any(operator.shapes for operator in rank.operators)
+    columns = {"name": "Operator:code", "shapes": "Input shapes:code", "calls": "Calls:count"}
+    if not any(operator.shapes for operator in rank.operators):
+        del columns["shapes"]
     device = rank.kind != "cpu"
-    shown = [0, *([1] if shapes else []), 2, *([3, 4] if device else []), 5, 6]
-    names = "name shapes calls device_total_ns device_self_ns host_total_ns host_self_ns"
-    rows = map(attrgetter(*names.split()), rank.operators)
+    if device:
+        columns |= {"device_total_ns": "Device total:ns", "device_self_ns": "Device self:ns"}
+    columns |= {"host_total_ns": "CPU total:ns", "host_self_ns": "CPU self:ns"}
     return make_table(
         "Operators",
-        " | ".join(columns.split(" | ")[place] for place in shown),
-        (tuple(row[place] for place in shown) for row in rows),
-        sort=shown.index(4 if device else 6),
+        " | ".join(columns.values()),
+        map(attrgetter(*columns), rank.operators),
+        sort=list(columns).index("device_self_ns" if device else "host_self_ns"),
         absent=NEEDS_HOST,
         events=True,
     )
-
-
-def _modules(rank: RankExplanation) -> dict[str, Any]:
-    columns = (
-        "Module:code | Calls:count | Device forward:ns | Device backward:ns | "
-        "CPU total:ns | CPU self:ns"
-    )
-    names = "name calls forward_device_ns backward_device_ns host_total_ns host_self_ns"
-    rows = map(attrgetter(*names.split()), rank.modules)
-    return make_table("Modules", columns, rows, sort=2, absent="" if rank.lines else NEEDS_STACK)
 
 
 def _lines(rank: RankExplanation) -> dict[str, Any]:
@@ -98,39 +125,6 @@ def _lines(rank: RankExplanation) -> dict[str, Any]:
     return make_table("Python lines", columns, rows, sort=3, absent=NEEDS_STACK)
 
 
-def _copies(rank: RankExplanation) -> dict[str, Any]:
-    columns = "Copy:code | Count:count | Total:ns | Exposed:ns | Size:bytes | Rate:rate"
-    names = "name count total_ns exposed_ns size_bytes gb_s"
-    rows = map(attrgetter(*names.split()), rank.copies)
-    return make_table("Copies", columns, rows, sort=2, events=True)
-
-
-def _syncs(rank: RankExplanation) -> dict[str, Any]:
-    columns = "Call:code | Made by:code | Count:count | Total:ns | Where:code"
-    rows = (
-        (s.name, s.operator, s.count, s.total_ns, f"{s.file}:{s.line}" if s.file else None)
-        for s in rank.syncs
-    )
-    return make_table("Sync calls", columns, rows, sort=3, events=True)
-
-
-def _collectives(rank: RankExplanation) -> dict[str, Any]:
-    columns = (
-        "Collective:code | Group:text | Ranks:count | Size:bytes | Count:count | "
-        "Total:ns | Exposed:ns | Bus rate:rate"
-    )
-    names = "kind group group_size size_bytes count total_ns exposed_ns busbw_gb_s"
-    rows = map(attrgetter(*names.split()), rank.collectives)
-    return make_table("Collectives", columns, rows, sort=5)
-
-
-def _steps(rank: RankExplanation) -> dict[str, Any]:
-    columns = "Step:text | Start:ns | CPU time:ns"
-    zero = rank.steps.steps[0].start_ns if rank.steps.steps else 0
-    rows = ((s.name, s.start_ns - zero, s.dur_ns) for s in rank.steps.steps)
-    return make_table("Steps", columns, rows, sort=-1)
-
-
 PANE = Pane(
     id="tables", title="Tables", order=90, view=lambda report: True if report.is_timed else None
 )
@@ -139,7 +133,7 @@ PANE = Pane(
 # Compiled graphs as tables: by kernel, by line of the source, and where they break.
 
 
-def compiled_tables(compiled: CompiledWork | None) -> list[dict[str, Any]]:
+def _compiled_tables(compiled: CompiledWork | None) -> list[dict[str, Any]]:
     """No tabs where nothing is compiled."""
     if compiled is None:
         return []
@@ -232,42 +226,33 @@ def _job_collectives(job: Job) -> dict[str, Any]:
         "Bus rate:rate | Wait, a call:wait | Transfer, a call:ns | Expected, a call:ns | "
         "Exposed, a call:ns | Exposed in all:ns | Last most often:text"
     )
-    rows = (
-        (
-            row.kind,
-            group_words(row),
-            row.reach or "not known",
-            _ranks_seen(row),
-            row.size_bytes,
-            row.count,
-            row.busbw_gb_s,
-            _wait(row),
-            _per_call(row.transfer_ns, row),
-            None if row.expected_ns is None else round(row.expected_ns),
-            _per_call(row.exposed_ns, row),
-            row.exposed_ns,
-            "" if row.slowest_rank is None else rank_on_host(row.slowest_rank, job),
+    rows = []
+    for row in job.collectives[:MOST_ROWS]:
+        seen = f"{row.ranks_seen}"
+        if row.group_size is not None and row.ranks_seen != row.group_size:
+            seen += f" of {row.group_size}"
+        wait, error, transfer, exposed = (
+            None if ns is None else round(ns / row.count)
+            for ns in (row.wait_ns, row.wait_error_ns, row.transfer_ns, row.exposed_ns)
         )
-        for row in job.collectives[:MOST_ROWS]
-    )
+        rows.append(
+            (
+                row.kind,
+                group_words(row),
+                row.reach or "not known",
+                seen,
+                row.size_bytes,
+                row.count,
+                row.busbw_gb_s,
+                None if wait is None or error is None else [wait, error],
+                transfer,
+                None if row.expected_ns is None else round(row.expected_ns),
+                exposed,
+                row.exposed_ns,
+                "" if row.slowest_rank is None else rank_on_host(row.slowest_rank, job),
+            )
+        )
     return make_table("Collectives", columns, rows, sort=11, absent="not recorded by two ranks")
-
-
-def _ranks_seen(row: JobCollective) -> str:
-    if row.group_size is None or row.ranks_seen == row.group_size:
-        return f"{row.ranks_seen}"
-    return f"{row.ranks_seen} of {row.group_size}"
-
-
-def _per_call(total_ns: int | None, row: JobCollective) -> int | None:
-    return None if total_ns is None else round(total_ns / row.count)
-
-
-def _wait(row: JobCollective) -> list[int] | None:
-    """The wait and its error bar."""
-    if row.wait_ns is None or row.wait_error_ns is None:
-        return None
-    return [round(row.wait_ns / row.count), round(row.wait_error_ns / row.count)]
 
 
 def _stragglers(job: Job) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -28,7 +27,7 @@ from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.html.render import render_page, render_part, write_atomically
 from stepscope.ui.html.svg import drawing, path, text
 from stepscope.ui.tried_remedies import run_command, tune_answer
-from stepscope.ui.words import Answer, one_line, or_dash
+from stepscope.ui.words import one_line, or_dash
 from stepscope.verify.trials import Loss, losses_of, read_trial
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def write_tune_report(folder: Path, path: Path | None = None) -> Path:
         "tune_page.html.j2",
         styles=STYLES,
         scripts=["tune_page"],
-        title=view.answer.verdict,
+        title=view["answer"].verdict,
         links=[("tune", "Trials")],
         command=shlex.join(tune.result.command),
         section=render_part("tune.html.j2", view=view, alone=True),
@@ -62,17 +61,28 @@ def write_tune_report(folder: Path, path: Path | None = None) -> Path:
     return target
 
 
-def view_of_tune(tune: FoundTune) -> TuneView | None:
-    """None where not even the baseline was measured."""
+def view_of_tune(tune: FoundTune) -> dict[str, Any] | None:
+    """What the pane and the page of a tune print; None without a measured baseline."""
     result = tune.result
     if result.baseline_ms is None:
         return None
-    return make_view(
-        result,
-        tune_answer(result, tune.folder),
-        run_with=run_command(result) if result.kept and result.command else "",
-        curves=loss_curves(tune.folder, result),
-    )
+    longest = _longest(result)
+    return {
+        "answer": tune_answer(result, tune.folder),
+        "baseline_at": _WIDEST * result.baseline_ms / longest,
+        "bars": _bars(result, result.baseline_ms, longest),
+        "rows": [_row(trial, result) for trial in result.trials],
+        "patch": result.patch or "",
+        "patch_lines": [
+            (line, next((tone for start, tone in _TONES.items() if line.startswith(start)), ""))
+            for line in (result.patch or "").splitlines()
+        ],
+        "by_hand": result.by_hand,
+        "variables": [f"{name}={value}" for name, value in result.variables.items()],
+        "run_with": run_command(result) if result.kept and result.command else "",
+        "left_out": [(row.remedy, row.why) for row in result.left_out],
+        "curves": _loss_curves(tune.folder, result),  # name, parity in words, picture
+    }
 
 
 # A tune as a picture: the baseline and every trial as bars, the table under it, and the patch.
@@ -91,8 +101,7 @@ _WIDEST_INTERVAL = 1.3  # times the longest step: what lies beyond ends at the p
 _WIDEST = 98.0  # percent of the picture's width that the longest mark takes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneBar:
+class TuneBar(NamedTuple):
     """One row of the picture; positions are percentages of its width."""
 
     name: str
@@ -103,70 +112,6 @@ class TuneBar:
     step: str
     change: str  # against the baseline
     title: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneRow:
-    """One row of the table."""
-
-    name: str
-    promised: str
-    measured: str
-    between: str
-    change: str
-    memory: str
-    parity: str
-    parity_hint: str
-    kept: bool
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatchLine:
-    text: str
-    tone: str  # add, cut, place, file or ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneView:
-    """What the pane and the page of a tune print."""
-
-    answer: Answer
-    baseline_at: float
-    bars: tuple[TuneBar, ...]
-    rows: tuple[TuneRow, ...]
-    patch: str
-    patch_lines: tuple[PatchLine, ...]
-    by_hand: tuple[str, ...]
-    variables: tuple[str, ...]
-    run_with: str
-    left_out: tuple[tuple[str, str], ...]
-    curves: tuple[tuple[str, str, Markup], ...]  # name, parity in words, picture
-
-
-def make_view(
-    result: TuneResult,
-    answer: Answer,
-    *,
-    run_with: str = "",
-    curves: Sequence[tuple[str, str, Markup]] = (),
-) -> TuneView:
-    """The baseline must have been measured."""
-    baseline_ms = result.baseline_ms or 0.0
-    longest = _longest(result)
-    return TuneView(
-        answer=answer,
-        baseline_at=_WIDEST * baseline_ms / longest,
-        bars=tuple(_bars(result, baseline_ms, longest)),
-        rows=tuple(_row(trial, result) for trial in result.trials),
-        patch=result.patch or "",
-        patch_lines=tuple(_patch_line(line) for line in (result.patch or "").splitlines()),
-        by_hand=result.by_hand,
-        variables=tuple(f"{name}={value}" for name, value in result.variables.items()),
-        run_with=run_with,
-        left_out=tuple((row.remedy, row.why) for row in result.left_out),
-        curves=tuple((name, PARITY_WORDS.get(parity, parity), svg) for name, parity, svg in curves),
-    )
 
 
 def _longest(result: TuneResult) -> float:
@@ -180,40 +125,29 @@ def _longest(result: TuneResult) -> float:
 
 def _bars(result: TuneResult, baseline_ms: float, longest: float) -> list[TuneBar]:
     """The baseline first, then the fastest first; what failed has no bar."""
-    low, high = result.baseline_low_ms, result.baseline_high_ms
-    base = TriedConfiguration(measured_ms=baseline_ms, low_ms=low, high_ms=high)
+    base = TriedConfiguration(
+        measured_ms=baseline_ms, low_ms=result.baseline_low_ms, high_ms=result.baseline_high_ms
+    )
     measured = [trial for trial in result.trials if trial.measured_ms is not None]
     measured.sort(key=lambda trial: trial.measured_ms or 0.0)
-    return [
-        _bar(base, baseline_ms, longest, tone="baseline", name=_BASELINE),
-        *(
-            _bar(
-                trial, baseline_ms, longest, tone=_tone(trial), name=_shown_name(trial, result.kept)
-            )
-            for trial in measured
-        ),
-    ]
-
-
-def _tone(trial: TriedConfiguration) -> str:
-    if trial.kept:
-        return "kept"
-    return "failed" if trial.parity == FAILED else "still"
+    bars = [_bar(base, baseline_ms, longest, "baseline", _BASELINE)]
+    for trial in measured:
+        tone = "kept" if trial.kept else "failed" if trial.parity == FAILED else "still"
+        bars.append(_bar(trial, baseline_ms, longest, tone, _shown_name(trial, result.kept)))
+    return bars
 
 
 def _bar(
-    trial: TriedConfiguration, baseline_ms: float, longest: float, *, tone: str, name: str
+    trial: TriedConfiguration, baseline_ms: float, longest: float, tone: str, name: str
 ) -> TuneBar:
     def at(ms: float) -> float:
         return min(max(_WIDEST * ms / longest, 0.0), 100.0)
 
-    step = trial.measured_ms or 0.0
-    ends = None
+    step, promise = trial.measured_ms or 0.0, trial.predicted_ms
+    title, ends = f"{name}: {milliseconds(step)}", None
     if trial.low_ms is not None and trial.high_ms is not None:
         ends = (at(trial.low_ms), at(trial.high_ms))
-    promise = trial.predicted_ms
-    between = f" ({_between(trial)})" if ends else ""
-    title = f"{name}: {milliseconds(step)}{between}"
+        title += f" ({_between(trial)})"
     if promise is not None:
         title += f", predicted {milliseconds(promise)}"
     return TuneBar(
@@ -228,21 +162,21 @@ def _bar(
     )
 
 
-def _row(trial: TriedConfiguration, result: TuneResult) -> TuneRow:
+def _row(trial: TriedConfiguration, result: TuneResult) -> dict[str, Any]:
     baseline = result.baseline_ms
     change = trial.measured_ms / baseline - 1 if baseline and trial.measured_ms else None
-    return TuneRow(
-        name=_shown_name(trial, result.kept),
-        promised=or_dash(trial.predicted_ms, milliseconds),
-        measured=or_dash(trial.measured_ms, milliseconds),
-        between=_between(trial),
-        change=or_dash(change, relative_change),
-        memory=or_dash(trial.peak_bytes, size),
-        parity=trial.parity or "-",
-        parity_hint=trial.parity_detail or PARITY_WORDS.get(trial.parity, ""),
-        kept=trial.kept,
-        why=one_line(short_why(trial, result.kept)),
-    )
+    return {
+        "name": _shown_name(trial, result.kept),
+        "promised": or_dash(trial.predicted_ms, milliseconds),
+        "measured": or_dash(trial.measured_ms, milliseconds),
+        "between": _between(trial),
+        "change": or_dash(change, relative_change),
+        "memory": or_dash(trial.peak_bytes, size),
+        "parity": trial.parity or "-",
+        "parity_hint": trial.parity_detail or PARITY_WORDS.get(trial.parity, ""),
+        "kept": trial.kept,
+        "why": one_line(short_why(trial, result.kept)),
+    }
 
 
 def _between(trial: TriedConfiguration) -> str:
@@ -259,11 +193,6 @@ def _shown_name(trial: TriedConfiguration, kept: tuple[str, ...]) -> str:
 _TONES: Mapping[str, str] = {"+++": "file", "---": "file", "@@": "place", "+": "add", "-": "cut"}
 
 
-def _patch_line(line: str) -> PatchLine:
-    tone = next((tone for start, tone in _TONES.items() if line.startswith(start)), "")
-    return PatchLine(text=line, tone=tone)
-
-
 # Small curves of the losses: each trial over the baseline, as far as their folders hold them.
 
 _MOST_CURVES = 24
@@ -272,17 +201,17 @@ _WIDTH, _HEIGHT = 240.0, 70.0
 _TOP, _BOTTOM = 4.0, 56.0
 
 
-def loss_curves(folder: Path, result: TuneResult) -> list[tuple[str, str, Markup]]:
+def _loss_curves(folder: Path, result: TuneResult) -> list[tuple[str, str, Markup]]:
     """For each configuration: its name, its parity, and the picture. Empty without losses."""
-    baseline = _first_curve(folder, _baseline_runs(folder))
-    if not baseline:
-        return []
+    # Trials without a remedy first: they ran as long as the others.
+    plain = sorted(place.name for place in (folder / "trials").glob("*-baseline"))
+    baseline = _first_curve(folder, [*(f"trials/{name}" for name in plain), _BASELINE])
     curves = []
-    for trial in result.trials[:_MOST_CURVES]:
-        curve = _first_curve(folder, trial.runs)
-        if curve:
-            name = short_name(trial.remedies, result.kept)
-            curves.append((name, trial.parity, draw_losses(baseline, curve, name)))
+    for trial in result.trials[:_MOST_CURVES] if baseline else ():
+        if curve := _first_curve(folder, trial.runs):
+            name, parity = short_name(trial.remedies, result.kept), trial.parity
+            picture = draw_losses(baseline, curve, name)
+            curves.append((name, PARITY_WORDS.get(parity, parity), picture))
     return curves
 
 
@@ -311,27 +240,17 @@ def draw_losses(baseline: Curve, trial: Curve, name: str) -> Markup:
     return drawing(_WIDTH, _HEIGHT, f"Losses with {name} over those of the baseline", parts)
 
 
-def _baseline_runs(folder: Path) -> list[str]:
-    """Trials without a remedy first: they ran as long as the others."""
-    plain = sorted(place.name for place in (folder / "trials").glob("*-baseline"))
-    return [*(f"trials/{name}" for name in plain), _BASELINE]
-
-
 def _first_curve(folder: Path, runs: Sequence[str]) -> Curve:
     """Of the first run that kept losses, by its lowest rank."""
     for run in runs:
         for _, losses in sorted(losses_of(read_trial(folder / run)).items()):
-            return _thinned(losses)
+            # The mean of each step's passes, at most so many steps.
+            by_step: dict[int, list[float]] = {}
+            for loss in losses:
+                by_step.setdefault(loss.step, []).append(_number(loss))
+            steps = sorted(by_step)[:: -(-len(by_step) // _MOST_POINTS)]
+            return [(step, sum(by_step[step]) / len(by_step[step])) for step in steps]
     return ()
-
-
-def _thinned(losses: Sequence[Loss]) -> Curve:
-    """The mean of each step's passes, at most so many steps."""
-    by_step: dict[int, list[float]] = {}
-    for loss in losses:
-        by_step.setdefault(loss.step, []).append(_number(loss))
-    steps = sorted(by_step)[:: -(-len(by_step) // _MOST_POINTS)]
-    return [(step, sum(by_step[step]) / len(by_step[step])) for step in steps]
 
 
 def _number(loss: Loss) -> float:
@@ -341,7 +260,7 @@ def _number(loss: Loss) -> float:
         return math.nan
 
 
-def tune_pane(report: ReportData) -> TuneView | None:
+def tune_pane(report: ReportData) -> dict[str, Any] | None:
     return view_of_tune(report.tune) if report.tune is not None else None
 
 
