@@ -226,7 +226,7 @@ def _promise(folder: Path, answer: dict[str, Any]) -> float | None:
     try:
         from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
         from stepscope.records.prediction import Setting
-        from stepscope.ui.cli.whatif import open_bench
+        from stepscope.ui.api import open_bench
 
         settings = []
         for remedy in answer["kept"]:
