@@ -12,7 +12,7 @@ SHARED_TRACES ?= ../shared/traces
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-all test-long lint types imports page tests test-slow test-launchers launchers house lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
-	bench-capture bench-predict bench-tune vscode clean
+	bench-capture bench-predict bench-tune refit vscode clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
 	@echo "make bench-predict   predictions against what was measured on an H200"
 	@echo "make bench-tune      tune on small CPU scripts: what is kept, seconds a remedy costs to try"
+	@echo "make refit           fit predict/data again, as far as its measurements are recorded here"
 	@echo "make vscode  check, test and package the VS Code extension (needs node 20 and npm)"
 	@echo "make format  format the code"
 	@echo "make clean   remove the virtual environments and caches"
@@ -189,6 +190,12 @@ bench-capture: $(VENV)/installed
 
 bench-predict: $(VENV)/installed
 	$(BIN)/python benchmarks/prediction.py $(SHARED_TRACES)/h200
+
+# The other rows of predict/data need the machines that they were measured on: each names its script.
+refit: $(VENV)/installed
+	$(BIN)/python benchmarks/fit_convolutions.py --write
+	@if [ -d ../shared/gpu_transfer ]; then $(BIN)/python benchmarks/fit_gpu_transfer.py; \
+		else echo "refit: other_gpu.json stays, its tables are not here"; fi
 
 bench-tune: $(VENV)/installed
 	$(BIN)/python benchmarks/tune_scripts.py $(TUNE_OPTIONS)

@@ -1,10 +1,11 @@
 """Fit the constants of predict/tensor_cores.py to rows of convolution_costs.py; print errors.
 
-    python benchmarks/fit_convolutions.py [--rows convolutions.json] [--keep smaller.json]
+    python benchmarks/fit_convolutions.py [--rows convolutions.json] [--keep smaller.json] [--write]
 
 Half of the random shapes are fitted; the other half and the shapes of well-known nets are the test.
 Printed for both, and for what the shipped constants say: the median and the 90th percentile of the
 error, and the share of times within 25%. `--keep` writes the rows as benchmarks/measured has them.
+`--write` puts the factors into predict/data/kernels.json.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from fitted_rows import write_values
 from stepscope.predict.tensor_cores import (
     AskedGradients,
     Convolution,
@@ -174,10 +176,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=Path, default=MEASURED)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if options.keep:
         keep(options.keep, options.rows)
     device, rows = read_shapes(options.rows)
+    fits: dict[str, list[dict[str, float]]] = {dtype: [] for dtype in DTYPES}
     for dtype in DTYPES:
         for name in PASSES:
             measured = measured_ns(rows, dtype, name)
@@ -186,6 +190,7 @@ def main() -> None:
                 row for row, is_fitted in zip(rows, parts["fitted"], strict=True) if is_fitted
             ]
             factors = fit(device, fitted, dtype, name)
+            fits[dtype].append(factors._asdict())
             print(f"{dtype} {name}: {factors}")
             ceilings, units = device_of(device)
             table = [amounts(row.shape, dtype, ceilings, units, PASSES[name]) for row in rows]
@@ -201,6 +206,8 @@ def main() -> None:
                         f"percentile {found.tenth:.1%}, within 25% {found.within_quarter:.0%}, "
                         f"bias {found.bias:+.1%}"
                     )
+    if options.write:
+        write_values({"kernels.convolutions": fits})
 
 
 if __name__ == "__main__":

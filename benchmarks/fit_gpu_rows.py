@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu.gpu import RowFit
-from stepscope.predict.other_gpu.retime import find_operator
+from stepscope.predict.other_gpu.kernel_time import find_operator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Fit how kernels use a GPU to times that others measured, and write the few numbers that result.
 
-    python benchmarks/fit_gpu_transfer.py            writes predict/other_gpu/fitted.json
+    python benchmarks/fit_gpu_transfer.py            writes predict/data/other_gpu.json
     python benchmarks/fit_gpu_transfer.py --print    prints it instead
 
 The tables are read from ../shared/gpu_transfer and never copied. Rates of GPUs that the tables lack
@@ -10,9 +10,9 @@ follow from watts and generation; the figures that no table shows are in ESTIMAT
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +22,7 @@ from scipy.optimize import minimize
 
 import gpu_tables
 from fit_gpu_rows import FIRST_ROWS, fit_rows
+from fitted_rows import write_values
 from gpu_tables import BF16_GPUS, FP32_GPUS, TWO_INPUTS
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu import kernel_time
@@ -33,7 +34,7 @@ from stepscope.predict.other_gpu.gpu import (
     Tile,
     TransferFit,
 )
-from stepscope.predict.other_gpu.retime import (
+from stepscope.predict.other_gpu.kernel_time import (
     CONFIDENCE,
     ModelledOperator,
     bmm_kind,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-TARGET = Path(__file__).parent.parent / "src/stepscope/predict/other_gpu/fitted.json"
 LEAST_MS = 0.1  # shorter times with the host's launch in them say more of the host
 SHORTEST_MS = 0.01  # of times without a launch in them
 HIDDEN_LAUNCH = 0.6  # by eye: a time is max(launch, 0.6 launch + kernel)
@@ -110,11 +110,11 @@ def main() -> int:
     if not gpu_tables.FOLDER.is_dir():
         print(f"no tables here: {gpu_tables.FOLDER}", file=sys.stderr)
         return 4
-    text = msgspec.json.format(msgspec.json.encode(rounded(fit_all())), indent=1)
+    values = {f"other_gpu.{name}": value for name, value in rounded(fit_all()).items()}
     if options.show:
-        print(text.decode())
+        print(json.dumps(values, indent=1))
     else:
-        TARGET.write_bytes(text + b"\n")
+        write_values(values)
     return 0
 
 
@@ -532,7 +532,7 @@ def fit_links(left_out: frozenset[str]) -> dict[str, dict[str, float]]:
     return links
 
 
-def rounded(fit: TransferFit) -> object:
+def rounded(fit: TransferFit) -> dict[str, object]:
     """Three significant digits: more would be noise."""
 
     def shorten(value: object) -> object:
@@ -542,7 +542,7 @@ def rounded(fit: TransferFit) -> object:
             return [shorten(one) for one in value]
         return float(f"{value:.3g}") if isinstance(value, float) else value
 
-    return shorten(msgspec.to_builtins(fit))
+    return {key: shorten(value) for key, value in msgspec.to_builtins(fit).items()}
 
 
 if __name__ == "__main__":

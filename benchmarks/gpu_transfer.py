@@ -24,7 +24,7 @@ from fit_gpu_transfer import LEAST_MS, fit_all, fit_power, read_tables
 from stepscope.predict.kernel_costs import ELEMENT_BYTES
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu.gpu import transfer_fit
-from stepscope.predict.other_gpu.retime import (
+from stepscope.predict.other_gpu.kernel_time import (
     CONFIDENCE,
     find_operator,
     launch_doubt,

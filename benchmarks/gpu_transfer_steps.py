@@ -17,7 +17,7 @@ import numpy as np
 import gpu_tables
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu import kernel_time
-from stepscope.predict.other_gpu.retime import CONFIDENCE, find_operator, inside_step
+from stepscope.predict.other_gpu.kernel_time import CONFIDENCE, find_operator, inside_step
 from stepscope.predict.other_gpu.step import LEAST_KEPT, STEP_SPREAD
 
 if TYPE_CHECKING:

@@ -35,10 +35,9 @@ from stepscope.step.correct import (
     scale_host,
     without_profiler,
 )
-from stepscope.step.graph import Phase
+from stepscope.step.graph import Phase, typical_step
 from stepscope.step.replay import STEPS, replay, step_ns
 from stepscope.step.steps import find_steps
-from stepscope.step.typical import typical_step
 from stepscope.step.work import find_work
 from stepscope.trace.read import read_trace
 

@@ -49,7 +49,7 @@ def losses(name: str, place: TrainingPlace, steps: int = 2, **changes: Any) -> t
 def parameters(model: type[nn.Module], name: str, size: Any = "paper") -> int:
     config = load(name).config(size)
     with torch.device("meta"):
-        made = model(config.width) if model is BitStreamRNN else model(config)
+        made = model(config)
     return sum(weight.numel() for weight in made.parameters())
 
 

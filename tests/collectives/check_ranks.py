@@ -40,14 +40,6 @@ def same(ours: torch.Tensor, torchs: torch.Tensor, what: str) -> None:
         assert torch.equal(ours, torchs), what
 
 
-def same_on_all_ranks(tensor: torch.Tensor, what: str, group: Any) -> None:
-    """To the bit."""
-    bits = tensor.contiguous().view(torch.uint8)
-    everyones = [torch.empty_like(bits) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyones, bits, group=group)
-    assert all(torch.equal(bits, other) for other in everyones), f"{what}: ranks differ"
-
-
 def expected_sum(dtype: torch.dtype, count: int, group: Any) -> torch.Tensor:
     """torch's all_reduce; bool adds as torch's tensors do, which gloo does not say."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -67,7 +59,11 @@ def check(algorithm: str, dtype: torch.dtype, count: int, group: Any) -> int:
     all_reduce(summed, algorithm, group=group, timeout=PATIENCE)
     same(summed, expected_sum(dtype, count, group), f"all_reduce {what}")
     if count:
-        same_on_all_ranks(summed, what, group)
+        # To the bit.
+        bits = summed.contiguous().view(torch.uint8)
+        everyones = [torch.empty_like(bits) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everyones, bits, group=group)
+        assert all(torch.equal(bits, other) for other in everyones), f"{what}: ranks differ"
     share = -(-count // ranks)  # torch wants equal shares
     whole = torch.empty(share * ranks, dtype=dtype)
     all_gather(whole, values(share, dtype, rank), algorithm, group=group, timeout=PATIENCE)

@@ -10,9 +10,7 @@ import pytest
 from benches import analyse
 from stepscope import explain_rank
 from stepscope.explain.cpu_use import free_threads, idle_cores, measure_cpu_use, speedup
-from stepscope.explain.findings import BESIDE_OTHERS
-from stepscope.explain.findings.device import slow_products
-from stepscope.explain.findings.host import thread_oversubscription
+from stepscope.explain.findings import BESIDE_OTHERS, matmuls, threads
 from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.verdict import judge
@@ -235,7 +233,7 @@ def test_without_waits_many_switches_are_the_evidence(read: Read) -> None:
     trace = read(steps([LARGE], count=8, stall=60_000), device=None)
     often = load_of(counters(**told, involuntary=10_000), threads=8)
     seldom = load_of(counters(**told, involuntary=10), threads=8)
-    assert thread_oversubscription.MANY_SWITCHES == 50
+    assert threads.MANY_SWITCHES == 50
     assert found(explained(trace, often), "thread-oversubscription")
     assert found(explained(trace, seldom), "thread-oversubscription") is None
 
@@ -323,10 +321,10 @@ def test_without_a_calibration_the_traces_best_product_is_the_roof(read: Read) -
 
 
 def test_a_plain_loop_is_named() -> None:
-    assert slow_products._list_reasons(None, ["aten::mm", "aten::_slow_conv2d_forward"]) == [
+    assert matmuls._list_reasons(None, ["aten::mm", "aten::_slow_conv2d_forward"]) == [
         "aten::_slow_conv2d_forward: PyTorch's own loop, not a vectorised library kernel"
     ]
-    assert slow_products._list_reasons(None, ["aten::mkldnn_convolution"]) == []
+    assert matmuls._list_reasons(None, ["aten::mkldnn_convolution"]) == []
 
 
 @pytest.mark.parametrize(

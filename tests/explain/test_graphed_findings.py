@@ -11,7 +11,7 @@ import pytest
 from benches import analyse, bench_for
 from stepscope import explain_rank, read_trace
 from stepscope.explain.findings.compiled import compile_time
-from stepscope.explain.findings.device.below_roof import REACHABLE
+from stepscope.explain.findings.kernels import REACHABLE
 from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.declaration import Refused

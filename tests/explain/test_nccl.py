@@ -14,8 +14,8 @@ import pytest
 from rich.console import Group
 
 from stepscope.errors import UnreadableInputError
-from stepscope.explain.findings import find_in_nccl, load_rules
-from stepscope.explain.nccl_logs import explain_nccl
+from stepscope.explain.findings import load_rules
+from stepscope.explain.nccl_logs import explain_nccl, find_in_nccl
 from stepscope.records.explanation import Finding, NcclSummary
 from stepscope.records.nccl import NcclLog
 from stepscope.trace.nccl_log.read import read_nccl_log

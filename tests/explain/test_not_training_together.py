@@ -10,8 +10,8 @@ import pytest
 from jobs import Plan, make_job
 from jobs_files import write_job
 from stepscope.explain.explain_job import explain_job
-from stepscope.explain.findings.communication import not_training_together
 from stepscope.explain.findings.evidence import JobEvidence
+from stepscope.explain.findings.jobs import not_training_together
 from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.explain.job.rank_part import exchanges_gradients
 from stepscope.records.job import Membership

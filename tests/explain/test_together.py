@@ -12,19 +12,19 @@ from msgspec.structs import replace
 import stepscope
 from server_runs import BEGAN_NS, MS, write_run
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
-from stepscope.explain.findings.communication.barrier_waits import find as find_barrier_waits
-from stepscope.explain.findings.communication.server_bound import find as find_server_bound
+from stepscope.explain.findings.parameter_server import barrier_waits, server_bound
 from stepscope.explain.job.late_ranks import judge_whole_run
 from stepscope.explain.parameter_server import find_straggling, mean_of_slowest, summarise_together
-from stepscope.records.folders import COORDINATOR_FILE, SERVER_FOLDER
-from stepscope.records.job import WorkerTimes
-from stepscope.records.server_log import (
+from stepscope.records.folders import (
+    COORDINATOR_FILE,
+    SERVER_FOLDER,
     LostUpdates,
     MemberChange,
     ShardRestored,
     event_line,
     worker_file,
 )
+from stepscope.records.job import WorkerTimes
 from stepscope.trace.run_folder.server_events import read_server_events
 from stepscope.ui.cli.explain import command as explain_command
 from stepscope.ui.cli.whatif import command as whatif_command
@@ -180,9 +180,9 @@ def test_equal_workers_need_no_staleness(tmp_path) -> None:
 
 def test_a_busy_shard_is_a_finding(paper) -> None:
     summary = summary_of(paper)
-    assert find_server_bound(summary) is None  # busy for 28%
+    assert server_bound.find(summary) is None  # busy for 28%
     busy = replace(summary.shards[0], busy_share=0.9, mean_queue=2.5, mean_wait_ms=4.0)
-    finding = find_server_bound(replace(summary, shards=(busy,)))
+    finding = server_bound.find(replace(summary, shards=(busy,)))
     assert finding is not None
     assert finding.id == "server-bound"
     assert finding.share == pytest.approx(12 * 5 / 245)  # pulls and pushes
@@ -332,6 +332,6 @@ def test_whatif_lists_the_usual_ones_and_takes_nothing_else(tmp_path) -> None:
 def test_asking_for_permission_is_no_waiting_for_others(tmp_path) -> None:
     """Without a bound nobody is waited for, however long an answer takes."""
     summary = summary_of(write_run(tmp_path / "r", transient(), mode="eventual", bound=None))
-    assert find_barrier_waits(replace(summary, blocked_share=0.2)) is None
+    assert barrier_waits.find(replace(summary, blocked_share=0.2)) is None
     bounded = replace(summary, blocked_share=0.2, consistency="bounded:3")
-    assert find_barrier_waits(bounded) is not None
+    assert barrier_waits.find(bounded) is not None

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from random_nets import same_bits
+from saved_trainings import trained as train_steps
 from torch import nn
 
 from stepscope.fix import save_memory
@@ -36,6 +37,10 @@ class ResidualBlock(nn.Module):
         return self.relu(x + y)
 
 
+def trained(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    return train_steps(model, x, steps=6, rate=0.1)
+
+
 def net(*, inplace: bool = False, last: bool = False) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     blocks = [ResidualBlock(6, inplace=inplace) for _ in range(4)]
@@ -43,18 +48,6 @@ def net(*, inplace: bool = False, last: bool = False) -> tuple[nn.Module, torch.
     x = torch.randn(4, 3, 14, 14)
     layout = torch.channels_last if last else torch.contiguous_format
     return model.to(memory_format=layout), x.to(memory_format=layout)
-
-
-def trained(model: nn.Module, x: torch.Tensor, steps: int = 6) -> list[torch.Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    seen = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-        optimizer.step()
-    return [*seen, *(buffer.clone() for buffer in model.buffers())]
 
 
 def planned() -> SavePlan:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from random_nets import same_bits
+from saved_trainings import trained
 from step_chains import chain
 from torch import nn
 
@@ -82,16 +83,6 @@ def link(monkeypatch: pytest.MonkeyPatch) -> NotedLink:
     return noted
 
 
-def steps(model: nn.Module, x: torch.Tensor, count: int = 4) -> list[torch.Tensor]:
-    seen = []
-    for _ in range(count):
-        model.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-    return seen
-
-
 def deep() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())]
@@ -99,10 +90,10 @@ def deep() -> tuple[nn.Module, torch.Tensor]:
 
 
 def test_training_is_exact_and_values_come_back_before_they_are_read(link: NotedLink) -> None:
-    plain = steps(*deep())
+    plain = trained(*deep(), 4)
     model, x = deep()
     saver = save_memory(model)
-    saved = steps(model, x)
+    saved = trained(model, x, 4)
     saver.remove()
     assert same_bits(plain, saved)
     assert saver.plan is not None
@@ -129,7 +120,7 @@ def test_training_is_exact_and_values_come_back_before_they_are_read(link: Noted
 def test_nothing_is_held_after_backward(link: NotedLink) -> None:
     model, x = deep()
     saver = save_memory(model)
-    steps(model, x, 3)
+    trained(model, x, 3)
     saver.remove()
     gc.collect()
     assert link.sent > 0
@@ -140,7 +131,7 @@ def test_nothing_is_held_after_backward(link: NotedLink) -> None:
 def test_a_pass_without_backward_fetches_nothing(link: NotedLink) -> None:
     model, x = deep()
     saver = save_memory(model)
-    steps(model, x, 2)
+    trained(model, x, 2)
     before = len([event for event, _ in link.events if event == "fetch"])
     model(x)
     gc.collect()
@@ -152,7 +143,7 @@ def test_a_pass_without_backward_fetches_nothing(link: NotedLink) -> None:
 def test_without_a_link_it_is_not_offered() -> None:
     model, x = deep()
     saver = save_memory(model)
-    steps(model, x, 2)
+    trained(model, x, 2)
     saver.remove()
     assert saver.plan is not None
     assert not any(row.action == OFFLOAD for row in saver.plan.rows)
@@ -260,12 +251,12 @@ def test_offloading_is_an_action_and_a_level_of_its_own() -> None:
 def test_a_larger_batch_is_offloaded_with_the_plan_of_the_first(link: NotedLink) -> None:
     model, x = deep()
     twice = torch.cat([x, x.neg()])
-    plain = [*steps(model, x), *steps(model, twice)]
+    plain = [*trained(model, x, 4), *trained(model, twice, 4)]
     model, x = deep()
     saver = save_memory(model, batch="2x")
-    first = steps(model, x)
+    first = trained(model, x, 4)
     sent = link.sent
-    saved = [*first, *steps(model, twice, 4)]
+    saved = [*first, *trained(model, twice, 4)]
     saver.remove()
     assert same_bits(plain, saved)
     assert link.sent > sent > 0
@@ -275,7 +266,7 @@ def test_a_larger_batch_is_offloaded_with_the_plan_of_the_first(link: NotedLink)
 def test_the_report_shows_what_was_offloaded(link: NotedLink) -> None:
     model, x = deep()
     saver = save_memory(model)
-    steps(model, x)
+    trained(model, x, 4)
     saver.remove()
     content = saving_content(saver)
     assert link.sent > 0

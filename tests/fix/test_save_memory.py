@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from random_nets import same_bits
+from saved_trainings import deterministic as deterministic
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -18,15 +19,8 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.fix import save_memory
 from stepscope.fix.saved import MemorySaver, SavePlan
 
+pytestmark = pytest.mark.usefixtures("deterministic")
 Training = Callable[[nn.Module, torch.Tensor], list[torch.Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
-    """Torch also fills new memory with NaN then: whoever reads it is found out."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 class Block(nn.Module):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from random_nets import RandomNet, same_bits
+from saved_trainings import trained
 from torch import nn
 
 from stepscope.fix import save_memory
@@ -17,23 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PRODUCTS = ("aten.addmm.default", "aten.mm.default", "aten.bmm.default", "aten.convolution.default")
-
-
-def trained(
-    net: nn.Module, batch: Callable[[], torch.Tensor], steps: int = 8
-) -> list[torch.Tensor]:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.02)
-    seen = []
-    torch.manual_seed(1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        outputs = net(batch())
-        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        loss = torch.stack([output.square().mean() for output in outputs]).sum()
-        loss.backward()
-        optimizer.step()
-        seen += [loss.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
-    return [*seen, *net.state_dict().values()]
 
 
 def repeated_products(saver: MemorySaver) -> int:
@@ -61,11 +45,11 @@ def convolutions() -> nn.Module:
 def test_products_are_repeated_only_where_that_is_asked_for(
     make: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
-    plain = trained(make(), lambda: torch.randn(shape))
+    plain = trained(make(), lambda: torch.randn(shape), rate=0.02)
     usual, heavy = make(), make()
     usual_saver, heavy_saver = save_memory(usual), save_memory(heavy, heavy=True)
-    assert same_bits(plain, trained(usual, lambda: torch.randn(shape)))
-    assert same_bits(plain, trained(heavy, lambda: torch.randn(shape)))
+    assert same_bits(plain, trained(usual, lambda: torch.randn(shape), rate=0.02))
+    assert same_bits(plain, trained(heavy, lambda: torch.randn(shape), rate=0.02))
     assert repeated_products(usual_saver) == 0
     assert repeated_products(heavy_saver) > 0
     assert usual_saver.plan is not None
@@ -81,11 +65,11 @@ def test_random_nets_with_repeated_products(seed: int) -> None:
         torch.manual_seed(seed)
         return RandomNet(seed)
 
-    plain = trained(net(), lambda: torch.randn(3, 5, 6, 6))
+    plain = trained(net(), lambda: torch.randn(3, 5, 6, 6), rate=0.02)
     usual, heavy = net(), net()
     usual_saver, heavy_saver = save_memory(usual), save_memory(heavy, heavy=True)
-    assert same_bits(plain, trained(usual, lambda: torch.randn(3, 5, 6, 6)))
-    assert same_bits(plain, trained(heavy, lambda: torch.randn(3, 5, 6, 6)))
+    assert same_bits(plain, trained(usual, lambda: torch.randn(3, 5, 6, 6), rate=0.02))
+    assert same_bits(plain, trained(heavy, lambda: torch.randn(3, 5, 6, 6), rate=0.02))
     assert usual_saver.plan is not None
     assert heavy_saver.plan is not None
     assert heavy_saver.plan.peak_bytes <= usual_saver.plan.peak_bytes
@@ -95,7 +79,7 @@ def test_a_product_that_differs_when_repeated_is_kept(monkeypatch: pytest.Monkey
     monkeypatch.setattr(recorder, "same_bits", lambda *_: torch.tensor(False))
     net = transformer()
     saver = save_memory(net, heavy=True)
-    trained(net, lambda: torch.randn(4, 16, 32), steps=3)
+    trained(net, lambda: torch.randn(4, 16, 32), steps=3, rate=0.02)
     assert repeated_products(saver) == 0
 
 

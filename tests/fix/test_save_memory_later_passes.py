@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from random_nets import same_bits
+from saved_trainings import deterministic as deterministic
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,15 +18,9 @@ from stepscope.fix import save_memory
 from stepscope.fix.saved import MemorySaver
 from stepscope.fix.saved.follower import PlanFollower
 
+pytestmark = pytest.mark.usefixtures("deterministic")
 Change = Callable[[Any], None]
 PASSES = 10
-
-
-@pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 class Settings(nn.Module):

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from random_nets import same_bits
+from saved_trainings import as_on_a_gpu as as_on_a_gpu
+from saved_trainings import net, trained
 from step_chains import chain
-from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import known_pass, memory_saver
+from stepscope.fix.saved import known_pass
 from stepscope.fix.saved.known_pass import FIRST_LOOK, LaterLooks
 from stepscope.fix.saved.memory_saver import promise
 from stepscope.fix.saved.planner import plan_step
@@ -152,31 +153,9 @@ def test_a_smaller_plan_that_is_faster_but_too_slow_is_made_smaller() -> None:
     assert third.planned.load.device_ns < again.planned.load.device_ns
 
 
-def net() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    layers = [part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))]
-    return nn.Sequential(*layers), torch.randn(512, 64)
-
-
-def trained(model: nn.Module, x: torch.Tensor, steps: int) -> list[torch.Tensor]:
-    seen = []
-    for _ in range(steps):
-        model.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-    return seen
-
-
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None) -> None:
     """Plans do not count the host's part; tries find 9 times a plain step, where 10 are allowed."""
-    completed = memory_saver.completed
-
-    def of_a_gpu(record: StepRecord, *others: Any) -> StepRecord:
-        return replace(completed(replace(record, on_host=False), *others), on_host=False)
-
-    monkeypatch.setattr(memory_saver, "completed", of_a_gpu)
     monkeypatch.setattr(known_pass, "added_time", lambda *_: AddedTime(MS, 10 * MS))
 
 
@@ -191,7 +170,7 @@ TO_SECOND_LOOK = BEFORE + FIRST_LOOK + CHECKED_AFTER
 
 
 def test_steps_that_stay_slow_lead_to_a_smaller_plan(
-    monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None
+    monkeypatch: pytest.MonkeyPatch, slow_as_on_a_gpu: None
 ) -> None:
     later(monkeypatch, 11.0, 12.0)
     model, x = net()
@@ -211,7 +190,7 @@ def test_steps_that_stay_slow_lead_to_a_smaller_plan(
 
 
 def test_steps_that_are_slow_once_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None
+    monkeypatch: pytest.MonkeyPatch, slow_as_on_a_gpu: None
 ) -> None:
     later(monkeypatch, 11.0, 9.9)
     model, x = net()
@@ -227,7 +206,7 @@ def test_steps_that_are_slow_once_change_nothing(
 
 @pytest.mark.parametrize("wanted", ["bytes", "room"])
 def test_where_memory_comes_first_the_plan_stays_and_its_time_is_noted(
-    monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None, wanted: str
+    monkeypatch: pytest.MonkeyPatch, slow_as_on_a_gpu: None, wanted: str
 ) -> None:
     later(monkeypatch, 11.0, 12.0, 13.0)
     model, x = net()

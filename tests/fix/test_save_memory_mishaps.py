@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from random_nets import same_bits
+from saved_trainings import trained
 from torch import nn
 from torch.nn import functional
 
@@ -55,19 +56,6 @@ class Speech(nn.Module):
         return functional.ctc_loss(scores, torch.ones(spoken, 2, dtype=torch.long), *lengths)
 
 
-def trained(model: nn.Module, x: torch.Tensor, steps: int = 8) -> list[torch.Tensor]:
-    torch.manual_seed(1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return [*losses, *(p.detach().clone() for p in model.parameters())]
-
-
 def residuals() -> tuple[nn.Sequential, torch.Tensor]:
     torch.manual_seed(0)
     return nn.Sequential(Residual(), Residual()), torch.randn(16, 8)
@@ -89,9 +77,9 @@ def as_planned(saver: MemorySaver) -> bool:
 
 def test_numbers_are_compared_where_operators_are_watched() -> None:
     model, x = residuals()
-    plain = trained(copy.deepcopy(model), x)
+    plain = trained(copy.deepcopy(model), x, rate=0.1)
     saver = save_memory(model, warmup=0)
-    assert same_bits(plain, trained(model, x))
+    assert same_bits(plain, trained(model, x, rate=0.1))
     assert saver.notes == []
     assert as_planned(saver)
 
@@ -99,9 +87,9 @@ def test_numbers_are_compared_where_operators_are_watched() -> None:
 def test_a_pass_that_saves_something_else_when_watched_stays_watched() -> None:
     torch.manual_seed(0)
     model, x = Speech(), torch.randn(12, 3, 6)
-    plain = trained(copy.deepcopy(model), x, 10)
+    plain = trained(copy.deepcopy(model), x, 10, rate=0.1)
     saver = save_memory(model, warmup=0)
-    assert same_bits(plain, trained(model, x, 10))
+    assert same_bits(plain, trained(model, x, 10, rate=0.1))
     differed = [note for note in saver.notes if "differed" in note]
     assert len(differed) == 1
     assert saver.notes[-1].endswith("all operators are watched")
@@ -114,9 +102,9 @@ def test_hooks_between_operators_hide_who_made_a_tensor() -> None:
     model[1].register_forward_hook(lambda *passed: passed[2] * 1.5)
     model[2].register_full_backward_hook(lambda *_: None)
     x = torch.randn(16, 8)
-    plain = trained(copy.deepcopy(model), x)
+    plain = trained(copy.deepcopy(model), x, rate=0.1)
     saver = save_memory(model, warmup=0)
-    assert same_bits(plain, trained(model, x))
+    assert same_bits(plain, trained(model, x, rate=0.1))
     assert saver.plan is not None
     assert saver.held_bytes in (None, saver.plan.saved_bytes)
 
@@ -127,7 +115,7 @@ def test_failed_passes_are_neither_planned_nor_counted() -> None:
     for _ in range(6):
         end_with(ValueError(), model, x)
         assert saver.plan is None
-    trained(model, x, 4)
+    trained(model, x, 4, rate=0.1)
     for _ in range(6):
         end_with(ValueError(), model, x)
     assert saver.notes == []
@@ -140,7 +128,7 @@ def test_a_pass_inside_an_error_handler_is_a_pass() -> None:
     try:
         raise KeyError("of somebody else")
     except KeyError:
-        trained(model, x, 4)
+        trained(model, x, 4, rate=0.1)
     assert as_planned(saver)
 
 
@@ -149,12 +137,12 @@ def test_an_interrupt_ends_the_pass(before: int) -> None:
     """In the recorded, in a watched and in a pinned pass."""
     model, x = residuals()
     saver = save_memory(model, warmup=0)
-    trained(model, x, before)
+    trained(model, x, before, rate=0.1)
     end_with(KeyboardInterrupt(), model, x)
     copy.deepcopy(model)
     bare, _ = residuals()
     bare.load_state_dict(model.state_dict())
-    assert same_bits(trained(bare, x), trained(model, x))
+    assert same_bits(trained(bare, x, rate=0.1), trained(model, x, rate=0.1))
     assert as_planned(saver)
     assert saver.notes == []
     assert gc.isenabled()
@@ -175,7 +163,7 @@ def test_removed_after_an_interrupt_nothing_stays_active() -> None:
 def test_a_copy_of_the_model_plans_for_itself(saved: bool) -> None:
     model, x = residuals()
     saver = save_memory(model, warmup=0)
-    trained(model, x, 4)
+    trained(model, x, 4, rate=0.1)
     if saved:
         file = io.BytesIO()
         torch.save(model, file)
@@ -183,8 +171,8 @@ def test_a_copy_of_the_model_plans_for_itself(saved: bool) -> None:
         other = torch.load(file, weights_only=False)
     else:
         other = copy.deepcopy(model)
-    expected = trained(model, x)
-    assert same_bits(expected, trained(other, x))
+    expected = trained(model, x, rate=0.1)
+    assert same_bits(expected, trained(other, x, rate=0.1))
     assert as_planned(saver)
 
 
@@ -206,7 +194,7 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any]) -> None:
 def test_a_target_that_leaves_no_time_is_said_to_be_the_reason() -> None:
     model, x = residuals()
     saver = save_memory(model, warmup=0, max_slowdown=0.0)
-    trained(model, x, 2)
+    trained(model, x, 2, rate=0.1)
     assert saver.plan is not None
     (note,) = [note for note in saver.plan.notes if "worth it" in note]
     assert note.startswith("Nothing is worth it within 0% of a step. ")

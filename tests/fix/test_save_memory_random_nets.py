@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from random_nets import RandomNet, same_bits
+from saved_trainings import deterministic as deterministic
+from saved_trainings import trained as train_steps
 
 from stepscope.fix import save_memory
 from stepscope.fix.saved import MemorySaver
 
 STEPS = 8
-
-
-@pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
-    """Torch also fills new memory with NaN then: whoever reads it is found out."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("deterministic")
 
 
 def trained(seed: int, *, save: bool) -> tuple[list[torch.Tensor], MemorySaver | None]:
-    """Losses, gradients and the state after a few steps."""
     torch.manual_seed(seed)
     net = RandomNet(seed)
     saver = save_memory(net) if save else None
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.02)
-    seen = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        outputs = net(torch.randn(3, 5, 6, 6))
-        losses = [output.square().mean() for output in outputs]
-        torch.stack(losses).sum().backward()
-        optimizer.step()
-        seen += [loss.detach() for loss in losses]
-        seen += [p.grad.clone() for p in net.parameters() if p.grad is not None]
-    return [*seen, *net.state_dict().values()], saver
+    return train_steps(net, lambda: torch.randn(3, 5, 6, 6), STEPS, rate=0.02, seed=seed), saver
 
 
 def check(seed: int) -> float:

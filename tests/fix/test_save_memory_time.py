@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from random_nets import same_bits
-from torch import nn
+from saved_trainings import as_on_a_gpu as as_on_a_gpu
+from saved_trainings import net, trained
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import known_pass, memory_saver
+from stepscope.fix.saved import known_pass
 from stepscope.fix.saved.known_pass import FIRST_LOOK
 from stepscope.fix.saved.step_times import (
     CHECKED_AFTER,
@@ -32,34 +32,7 @@ from stepscope.fix.saved.step_times import (
 from stepscope.records.change_values import MemoryTarget
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.step_record import StepRecord
-
-
-def net() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    layers = [part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))]
-    return nn.Sequential(*layers), torch.randn(512, 64)
-
-
-def trained(model: nn.Module, x: torch.Tensor, steps: int) -> list[torch.Tensor]:
-    seen = []
-    for _ in range(steps):
-        model.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-    return seen
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans do not count the host's part."""
-    completed = memory_saver.completed
-
-    def of_a_gpu(record: StepRecord, *others: Any) -> StepRecord:
-        return replace(completed(replace(record, on_host=False), *others), on_host=False)
-
-    monkeypatch.setattr(memory_saver, "completed", of_a_gpu)
+    pass
 
 
 def slower_by(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    options = _options()
+    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
+    parser.add_argument("--cases", type=int, default=100_000, help="over all kinds together")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="only these kinds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"))
+    options = parser.parse_args()
     kinds = options.kind or KINDS
     failures = 0
     began = time.monotonic()
@@ -42,17 +49,6 @@ def _report(kind: str, cases: int, tally: Tally, seconds: float) -> None:
     print(f"{kind}: {cases:,} cases in {seconds:.0f} s ({slowest}): {ended}", flush=True)
     for cause, count in tally.causes.most_common():
         print(f"  {count:>6}  {cause}  (case {tally.first[cause].case})", flush=True)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
-    parser.add_argument("--cases", type=int, default=100_000, help="over all kinds together")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="only these kinds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"))
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

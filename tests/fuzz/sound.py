@@ -22,7 +22,13 @@ def check_answer(answer: dict[str, Any]) -> None:
     check_numbers(answer)
     budgets = [answer["budget"], *(rank["budget"] for rank in answer["ranks"])]
     for budget in filter(None, budgets):
-        _check_budget(budget)
+        shares = [part["share"] for part in budget["parts"]]
+        total = sum(shares)
+        _expect(abs(total - 1) < _CLOSE or not any(shares), "shares of a budget", budget)
+        if total:
+            summed = sum(part["ms"] for part in budget["parts"])
+            step = budget["step_ms"]
+            _expect(math.isclose(summed, step, rel_tol=_CLOSE, abs_tol=_CLOSE), "a budget", budget)
     for rank in answer["ranks"]:
         _check_rank(rank)
     for finding in answer["findings"]:
@@ -40,16 +46,6 @@ def check_numbers(answer: Any) -> None:
         is_share = name in _SHARE_NAMES or name.endswith("_share")
         if is_share and isinstance(value, int | float):
             _expect(-_CLOSE <= value <= 1 + _CLOSE, place, value)
-
-
-def _check_budget(budget: dict[str, Any]) -> None:
-    shares = [part["share"] for part in budget["parts"]]
-    total = sum(shares)
-    _expect(abs(total - 1) < _CLOSE or not any(shares), "shares of a budget", budget)
-    if total:
-        summed = sum(part["ms"] for part in budget["parts"])
-        step = budget["step_ms"]
-        _expect(math.isclose(summed, step, rel_tol=_CLOSE, abs_tol=_CLOSE), "a budget", budget)
 
 
 def _check_rank(rank: dict[str, Any]) -> None:

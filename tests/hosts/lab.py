@@ -348,7 +348,11 @@ class Lab:
         _inside(inside, "ip", "link", "set", "lo", "up")
         for link in range(self._links):
             end = f"eth{link}"
-            self._plug_in(place, inside, link)
+            # Give the host its `eth0`, `eth1`, ...
+            port = _port(place, link)
+            pair = ("type", "veth", "peer", "name", f"eth{link}", "netns", str(inside))
+            _inside(self._switch, "ip", "link", "add", port, *pair)
+            _inside(self._switch, "ip", "link", "set", port, "master", f"br{link}", "up")
             _inside(inside, "ip", "address", "add", f"{_address(place, link)}/24", "dev", end)
             _inside(inside, "ip", "link", "set", end, "up")
         _inside(inside, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
@@ -356,13 +360,6 @@ class Lab:
         self._replace_file(host, "/etc/hosts", _names(self._count))
         self._replace_file(host, "/etc/resolv.conf", "")
         self.hosts[name] = host
-
-    def _plug_in(self, place: int, inside: int, link: int) -> None:
-        """Give the host its `eth0`, `eth1`, ..."""
-        port = _port(place, link)
-        pair = ("type", "veth", "peer", "name", f"eth{link}", "netns", str(inside))
-        _inside(self._switch, "ip", "link", "add", port, *pair)
-        _inside(self._switch, "ip", "link", "set", port, "master", f"br{link}", "up")
 
     def _replace_file(self, host: Host, path: str, text: str) -> None:
         """Give the host its own version of a system file."""

@@ -32,7 +32,16 @@ class LateLab(Lab):
 
     def __enter__(self) -> Self:
         if why_no_delay() is not None:
-            self._relay = self._start_relay()
+            # late_link.c: it holds the hosts' devices, and ends with this process.
+            binary = self._folder / "late_link"
+            source = Path(__file__).with_name("late_link.c")
+            subprocess.run(["cc", "-O2", "-o", str(binary), str(source)], check=True)
+            self._relay = subprocess.Popen(
+                [str(binary), str(round(self._delay_ms * 1000))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         super().__enter__()
         if self._relay is None:
             for name in self.hosts:
@@ -44,18 +53,6 @@ class LateLab(Lab):
         if self._relay is not None:
             self._relay.kill()
             self._relay.communicate()
-
-    def _start_relay(self) -> subprocess.Popen[str]:
-        """late_link.c: it holds the hosts' devices, and ends with this process."""
-        binary = self._folder / "late_link"
-        source = Path(__file__).with_name("late_link.c")
-        subprocess.run(["cc", "-O2", "-o", str(binary), str(source)], check=True)
-        return subprocess.Popen(
-            [str(binary), str(round(self._delay_ms * 1000))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
 
     def _plug_in(self, place: int, inside: int, link: int) -> None:
         if self._relay is None:

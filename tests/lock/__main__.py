@@ -42,7 +42,7 @@ def main() -> int:
             answers = list(pool.map(answer, asked, chunksize=4))
     answers.sort(key=lambda one: one.name)
     if options.what == "record":
-        record(answers)
+        record(answers, whole=not options.only)
         return 0
     return check(answers, whole=not options.only)
 
@@ -55,12 +55,16 @@ def isolate(folder: Path) -> None:
         del os.environ[name]
 
 
-def record(answers: list[Answer]) -> None:
-    shutil.rmtree(KEPT, ignore_errors=True)
+def record(answers: list[Answer], *, whole: bool) -> None:
+    lines: dict[str, str] = {}
+    if whole:
+        shutil.rmtree(KEPT, ignore_errors=True)
+    else:
+        lines = {line.partition("\t")[0]: line for line in LOCKED.read_text().splitlines()}
     for one in answers:
         keep(KEPT, one)
-    lines = [f"{one.name}\t{one.exit_code}\t{one.digest}\n" for one in answers]
-    LOCKED.write_text("".join(lines))
+        lines[one.name] = f"{one.name}\t{one.exit_code}\t{one.digest}"
+    LOCKED.write_text("".join(f"{lines[name]}\n" for name in sorted(lines)))
     print(f"{len(answers)} answers recorded")
 
 

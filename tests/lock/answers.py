@@ -29,6 +29,11 @@ def answer(question: Question) -> Answer:
     from stepscope.__main__ import run
 
     os.chdir(question.folder)
+    if question.arguments[0] == "patch":
+        from lock.patches import patches
+
+        text = patches(Path(question.arguments[1]), device=question.arguments[2])
+        return Answer(question.name, 0, normal(text, question.folder, question.folder))
     os.environ |= {"COLUMNS": str(question.columns), "NO_COLOR": "1"}
     page = Path(os.environ["XDG_CACHE_HOME"]).parent / f"{os.getpid()}.html"
     sys.argv = [

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent.parent
 GOLDEN = TESTS / "golden"
 RUNS = Path(__file__).parent / "runs"
+SCRIPTS = Path(__file__).parent / "scripts"
 SHARED = TESTS.parent.parent / "shared/traces"
 SETTINGS_OF = (
     "h200-resnet18",
@@ -41,6 +42,15 @@ def questions(scratch: Path) -> Iterator[Question]:
         for first, second in pairwise(inputs):
             name = f"{group}/{first}/compare-{second}"
             yield Question(name, folder, ("compare", first, second, "--json", "--no-cache"))
+    for arguments in (("whatif", "--list"), ("tune", "--list"), ("run", "--with", "list")):
+        yield Question(f"changes/{arguments[0]}", scratch, arguments)
+    for verb in ("whatif", "tune"):
+        yield Question(f"changes/{verb}-json", scratch, (verb, "--list", "--json"))
+    for change in changes():
+        yield Question(f"changes/why-{change}", scratch, ("why", change))
+    for script in sorted(SCRIPTS.iterdir()):
+        for device in ("cpu", "cuda"):
+            yield Question(f"patch/{script.stem}-{device}", scratch, ("patch", str(script), device))
 
 
 def groups(scratch: Path) -> Iterator[tuple[str, Path, list[str]]]:
@@ -71,6 +81,13 @@ def about(name: str, folder: Path, one: str) -> Iterator[Question]:
         for setting in usual_settings():
             words = ("whatif", one, "--no-cache", "--json", "--set", setting)
             yield Question(f"{name}/whatif-{setting}", folder, words)
+
+
+def changes() -> list[str]:
+    from stepscope.predict.whatifs import WHATIFS
+    from stepscope.records.remedies import FIX_OF, REMEDIES
+
+    return sorted({*WHATIFS, *REMEDIES, *FIX_OF})
 
 
 def usual_settings() -> list[str]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import UsageError
-from stepscope.predict.collective_algorithms import compare_algorithms, hop_of_line
+from stepscope.predict.collective_times import compare_algorithms, hop_of_line
 from stepscope.records.hardware import CollectiveFit, Segment
 
 

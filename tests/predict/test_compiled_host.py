@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from benches import bench_for
 from explain.build import call, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.compiling.compiled_host import count_operators, in_passes, relaunch
-from stepscope.predict.compiling.compiled_step import (
+from stepscope.predict.compiled_step import (
     compile_step,
+    count_operators,
     find_causal_attention,
     find_mask_checks,
+    in_passes,
+    relaunch,
 )
 from stepscope.predict.step_context import Parameters
 from stepscope.predict.whatifs import parse_setting

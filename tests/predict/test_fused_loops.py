@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepscope.explain.flops.call import Call
-from stepscope.predict.compiling.compiled_step import CONVERSION, keeps_channels_last
-from stepscope.predict.compiling.fused_loops import FusedLoop, Way, describe_call, fuse_loops
+from stepscope.predict.compiled_step import CONVERSION, keeps_channels_last
+from stepscope.predict.fused_loops import FusedLoop, Way, describe_call, fuse_loops
 
 ROWS, WIDE = 4096, 1024
 N = ROWS * WIDE

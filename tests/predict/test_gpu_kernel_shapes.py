@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.gpu import Gpu, find_row, make_gpu, transfer_fit
-from stepscope.predict.other_gpu.retime import bmm_kind, find_operator, retime
+from stepscope.predict.other_gpu.kernel_time import bmm_kind, find_operator, retime
 
 
 def gpu_named(name: str) -> Gpu:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from stepscope.measure.calibrate.ceilings import _sustained_flops
 from stepscope.predict.other_gpu.gpu import Gpu, find_gpu, transfer_fit, with_profile
-from stepscope.predict.other_gpu.retime import find_operator, inside_step
+from stepscope.predict.other_gpu.kernel_time import find_operator, inside_step
 from stepscope.records.hardware import Profile
 
 

@@ -9,7 +9,7 @@ import pytest
 from benches import bench_for
 from explain.build import graph, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.compiling.compiled_host import find_compiled_launches, launch_as_graphs
+from stepscope.predict.compiled_step import find_compiled_launches, launch_as_graphs
 from stepscope.predict.kernel_costs import COMPILED_SPACING_NS, LAUNCH_NS, PER_NODE_NS
 from stepscope.predict.whatifs import parse_setting
 

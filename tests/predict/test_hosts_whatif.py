@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from benches import bench_for
 from stepscope.errors import UsageError
-from stepscope.predict.collective_algorithms import (
+from stepscope.predict.collective_times import (
     Hop,
     hierarchical_over_hosts,
     hop_of_line,

@@ -18,7 +18,6 @@ from benches import bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
-from stepscope.predict.compare_gpus import compare_gpus, table_gpus
 from stepscope.predict.engine import Bench
 from stepscope.predict.other_gpu import kernel_time, retime
 from stepscope.predict.other_gpu.gpu import (
@@ -35,11 +34,13 @@ from stepscope.predict.other_gpu.gpu import (
 )
 from stepscope.predict.other_gpu.step import (
     CALIBRATED,
+    compare_gpus,
     link_bytes_s,
     move_context,
     move_step,
     product_shape,
     start_ns,
+    table_gpus,
 )
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.hardware import Profile

@@ -9,7 +9,7 @@ import pytest
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.compiling.compiled_step import pad_products
+from stepscope.predict.compiled_step import pad_products
 from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import precision
 

@@ -18,9 +18,9 @@ from measured import read_measured_steps
 from stepscope import read_trace
 from stepscope.errors import UsageError
 from stepscope.predict import scale_out
-from stepscope.predict.collective_algorithms import compare_algorithms
 from stepscope.predict.collective_times import (
     TracedAllReduces,
+    compare_algorithms,
     find_transfer_times,
     from_data_sheet,
     from_trace,

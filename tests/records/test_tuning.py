@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from stepscope.records.tuning import TriedConfiguration, TuneResult, best_alone
+from stepscope.records.comparison import TriedConfiguration, TuneResult, best_alone
 
 
 def tried(

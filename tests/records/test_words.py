@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
 import numpy as np
 import pytest
 
-from stepscope.text.words import counted, named_ranks, ordinal, plural, sentence, short_ranges
+from stepscope.records.quality import Note, encode_json, replace_invalid
+from stepscope.text.words import (
+    counted,
+    lazy_pattern,
+    named_ranks,
+    ordinal,
+    plural,
+    sentence,
+    short_ranges,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +97,51 @@ def test_consecutive_numbers_are_written_as_runs() -> None:
     assert short_ranges([0, 2, 4, 6, 8, 10, 12]) == "0, 2, 4, 6, 8, 10, …"
     assert short_ranges([]) == ""
     assert (named_ranks([3]), named_ranks([3, 4])) == ("rank 3", "ranks 3-4")
+
+
+# A lazy pattern answers as re.compile's does, and is compiled only when it is asked.
+
+
+def test_it_answers_as_a_compiled_pattern() -> None:
+    lazy, compiled = (make(r"a(\d)", re.IGNORECASE) for make in (lazy_pattern, re.compile))
+    for text in ("", "xA1", "a12", "A1"):
+        assert lazy.sub("b", text) == compiled.sub("b", text)
+        for name in ("search", "match", "fullmatch"):
+            ours, theirs = getattr(lazy, name)(text), getattr(compiled, name)(text)
+            assert (ours and ours.groups()) == (theirs and theirs.groups())
+    assert lazy.groups == compiled.groups
+
+
+def test_it_is_compiled_once_and_only_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    patterns = []
+    compile_ = re.compile
+
+    def count(pattern: str, flags: int = 0) -> re.Pattern[str]:
+        patterns.append(pattern)
+        return compile_(pattern, flags)
+
+    monkeypatch.setattr(re, "compile", count)
+    lazy = lazy_pattern("lazy")
+    assert patterns == []
+    assert lazy.search("so lazy")
+    assert lazy.match("lazy")
+    assert patterns == ["lazy"]
+
+
+# Every value becomes valid UTF-8.
+
+
+def test_text_outside_utf_8_becomes_question_marks() -> None:
+    note = Note(id="path\udcff", detail="a\ud800b")
+    assert msgspec.json.decode(encode_json(note)) == {
+        "id": "path?",
+        "detail": "a?b",
+        "count": None,
+        "byte_offset": None,
+    }
+    assert encode_json({"path\udcff": ["\udcfe", 1, float("nan")]}) == b'{"path?":["?",1,null]}'
+
+
+def test_valid_text_stays() -> None:
+    assert replace_invalid("é ☃ 😀") == "é ☃ 😀"
+    assert encode_json(["é"]) == '["é"]'.encode()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepscope.fix.scan import linear_scan
-from stepscope.fix.scan.rnn_layer import SecondDerivativeError
+from stepscope.fix.scan.affine_maps import SecondDerivativeError
 
 
 def loop(decay: Any, inputs: Any, initial: Any) -> Any:

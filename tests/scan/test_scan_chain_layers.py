@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stepscope.fix.scan import scan_chain
-from stepscope.fix.scan.rnn_layer import SecondDerivativeError
+from stepscope.fix.scan.affine_maps import SecondDerivativeError
 
 
 def assert_trains_like(layers: nn.Sequential, *shape: int) -> None:

@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from stepscope.errors import RefusedError
 from stepscope.fix.scan import ScanGRU, ScanLSTM, scan_backward
 from stepscope.fix.scan import gated_layer as step_jacobians
+from stepscope.fix.scan.affine_maps import SecondDerivativeError
 from stepscope.fix.scan.gated_layer import gated_layer, gated_layer_backward
-from stepscope.fix.scan.rnn_layer import SecondDerivativeError
 
 CELLS: dict[str, Any] = {"gru": (nn.GRU, ScanGRU), "lstm": (nn.LSTM, ScanLSTM)}
 OPTIONS: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepscope.fix.scan import affine_maps
-from stepscope.fix.scan.linear_recurrence import _by_chunks
+from stepscope.fix.scan.affine_maps import _by_chunks
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 from stepscope.errors import RefusedError
 from stepscope.fix.scan import ScanRNN, scan_backward
-from stepscope.fix.scan.rnn_layer import SecondDerivativeError
+from stepscope.fix.scan.affine_maps import SecondDerivativeError
 
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -17,14 +17,17 @@ from kineto_events import call, kernel, memory, op, ops
 from msgspec.structs import replace
 
 from cache_files import CacheFile, write_raw
+from nsys_export import small
 from stepscope import read_trace
-from stepscope.records.trace import Trace
+from stepscope.records.trace import HostEvents, Trace
 from stepscope.trace import cache as cache_module
 from stepscope.trace import read as read_module
-from stepscope.trace.cache import Cache
+from stepscope.trace.cache import Cache, find_inconsistency
+from stepscope.trace.formats.plausible_values import column_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -699,3 +702,30 @@ def test_a_user_without_a_home_gets_a_temporary_folder(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "expanduser", homeless)
     assert Cache.default().folder.name == "stepscope"
+
+
+# Every reader keeps the rules, and each broken rule is seen (the others: test_cache.py).
+
+
+def test_traces_of_every_reader_are_consistent(golden: Path, tmp_path: Path) -> None:
+    names = ("cpu_step", "cpu_stack_memory", "cuda_step", "cuda_graph")
+    files = [
+        *(golden / f"{name}.json.gz" for name in names),
+        small().write(tmp_path / "run.sqlite"),
+    ]
+    assert {find_inconsistency(read_trace(file, cache=False)) for file in files} == {None}
+
+
+def test_the_broken_rule_is_named(golden: Path) -> None:
+    trace = read_trace(golden / "cpu_step.json.gz", cache=False)
+    negative = np.full(len(trace.host), -1)
+    broken = replace(trace, host=replace(trace.host, dur_ns=negative))
+    assert "a duration is negative" in (find_inconsistency(broken) or "")
+    short = replace(trace, host=replace(trace.host, name=trace.host.name[:-1]))
+    assert find_inconsistency(short) == "column name of HostEvents has another type or length"
+
+
+def test_types_of_columns_are_those_that_the_record_declares() -> None:
+    types = column_types(HostEvents)
+    assert list(types) == list(HostEvents.__struct_fields__)
+    assert (types["kind"], types["name"], types["dur_ns"]) == (np.int8, np.int32, np.int64)

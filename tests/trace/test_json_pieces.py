@@ -16,6 +16,7 @@ from stepscope.trace import files
 from stepscope.trace.files import Limits
 from stepscope.trace.formats.decode_events import Losses, decode_events
 from stepscope.trace.formats.events import Event
+from stepscope.trace.formats.json_brackets import escape_quotes, repair, scan_brackets
 from stepscope.trace.formats.json_pieces import EventText
 
 NASTY = [
@@ -222,3 +223,32 @@ def test_a_tail_without_end_is_not_held_in_memory() -> None:
     assert reader.finished
     assert len(reader.outside.lost) == 1
     assert reader.size < 250_000
+
+
+# Brackets and quotes alone show where events end, also in text that does not decode.
+
+
+def test_a_scan_tells_complete_from_unfinished_from_damaged_text() -> None:
+    assert scan_brackets(b'{"a": [1, "]}"]}, {"b": 2}').complete
+    assert scan_brackets(b'{"a": "}, {", "b": {}}, {"c": 1}').cuts == [(22, 24)]
+    assert scan_brackets(b'{"a": [{"b": 1}').open_brackets == b"{["
+    assert scan_brackets(b'{"a": "text').in_string
+    assert scan_brackets(b'{"a": 1}] , "b": 2}').closed_at == 8
+    assert scan_brackets(b'{"a": [1}').mismatched
+    assert scan_brackets(b"{}}").mismatched
+
+
+# Repairs change the text that a decoder refuses, never the meaning of valid text.
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"a": "b\\\\c \\u00e9 \\ud83d\\ude00 nan", "n": [1.5, -2e10, true]}', b'{"a": 1}']
+)
+def test_repair_leaves_the_meaning_of_valid_text_alone(text: bytes) -> None:
+    assert json.loads(repair(text)) == json.loads(text)
+    assert escape_quotes(text) == text
+
+
+def test_a_name_does_not_swallow_the_event_after_it() -> None:
+    text = b'{"name": "a", "ph" "X", "ts": 5, "dur": 1}'
+    assert escape_quotes(text) == text

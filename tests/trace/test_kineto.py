@@ -13,6 +13,7 @@ from stepscope import read_trace
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.trace import files
 from stepscope.trace.formats import columns
+from stepscope.trace.formats.columns import Table, is_constant
 
 
 @pytest.fixture
@@ -21,11 +22,6 @@ def read(write_trace: Any) -> Any:
         return read_trace(write_trace(events, layout, **options), cache=False)
 
     return write_and_read
-
-
-def row_of(trace: Trace, name: str) -> int:
-    """The host row of that name."""
-    return [trace.strings[code] for code in trace.host.name].index(name)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +43,8 @@ def row_of(trace: Trace, name: str) -> int:
 )
 def test_host_categories_old_and_new(read: Any, category: str, kind: HostKind) -> None:
     trace = read([*ops(1), span(category, "it", 100, 5)])
-    assert trace.host.kind[row_of(trace, "it")] == kind
+    # The host row of that name.
+    assert trace.host.kind[[trace.strings[code] for code in trace.host.name].index("it")] == kind
     assert len(trace.device) == 0
 
 
@@ -317,3 +314,44 @@ def test_host_rows_are_in_the_documented_order(golden: Any) -> None:
             assert (column == column[order]).all()
         order = np.lexsort((device.start_ns + device.dur_ns, device.start_ns))
         assert (device.start_ns == device.start_ns[order]).all()
+
+
+# Columns that grow by pieces.
+
+
+def repeated(value: int, count: int) -> np.ndarray:  # type: ignore[type-arg]
+    return np.broadcast_to(np.int32(value), count)
+
+
+def finished(*pieces: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    table = Table()
+    for piece in pieces:
+        table.add(x=piece)
+    return table.finish(x=np.int32)["x"]
+
+
+def test_pieces_are_appended_in_order() -> None:
+    pieces = [np.arange(count, dtype=np.int32) for count in (3, 1, 0, 50, 2)]
+    assert finished(*pieces).tolist() == np.concatenate(pieces).tolist()
+    assert finished().dtype == np.int32
+
+
+def test_one_value_in_all_rows_takes_no_memory() -> None:
+    column = finished(repeated(7, 3), repeated(7, 5))
+    assert column.tolist() == [7] * 8
+    assert is_constant(column)
+
+
+def test_a_second_value_gives_every_row_its_own() -> None:
+    for other in (repeated(8, 2), np.array([7, 9], np.int32)):
+        column = finished(repeated(7, 3), repeated(7, 1), other, repeated(7, 2))
+        assert column.tolist() == [7] * 4 + other.tolist() + [7] * 2
+        assert column.dtype == np.int32
+
+
+def test_a_column_can_be_read_while_it_grows() -> None:
+    table = Table()
+    assert len(table.column("x")) == 0
+    table.add(x=np.array([1]))
+    table.add(x=np.array([2, 3]))
+    assert table.column("x").tolist() == [1, 2, 3]

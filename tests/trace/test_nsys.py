@@ -624,18 +624,6 @@ def test_triggers_indices_and_tables_without_rowids_are_read_past(file: Path) ->
     assert trace.quality == ()
 
 
-def pages_that_repeat(content: bytes, size: int = 1024) -> bytes:
-    """Every inner page of the tables points to its first child again and again."""
-    spoilt = bytearray(content)
-    for at in range(size, len(content), size):
-        if content[at] == 5:  # an inner page of a table
-            cells = int.from_bytes(content[at + 3 : at + 5], "big")
-            places = [int.from_bytes(content[at + 12 + 2 * i :][:2], "big") for i in range(cells)]
-            for place in places:
-                spoilt[at + place : at + place + 4] = content[at + places[0] : at + places[0] + 4]
-    return bytes(spoilt)
-
-
 @pytest.mark.parametrize("rows_at_once", [2, 7, 20_000])
 def test_pages_that_repeat_give_no_more_rows_than_the_file_has_room_for(
     file: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
@@ -643,7 +631,15 @@ def test_pages_that_repeat_give_no_more_rows_than_the_file_has_room_for(
     monkeypatch.setattr(sqlite, "BATCH_ROWS", rows_at_once)
     content = long().write(file, page_bytes=1024).read_bytes()
     rows = read_nsys(file).events
-    file.write_bytes(pages_that_repeat(content))
+    # Every inner page of the tables points to its first child again and again.
+    spoilt = bytearray(content)
+    for at in range(1024, len(content), 1024):
+        if content[at] == 5:  # an inner page of a table
+            cells = int.from_bytes(content[at + 3 : at + 5], "big")
+            places = [int.from_bytes(content[at + 12 + 2 * i :][:2], "big") for i in range(cells)]
+            for place in places:
+                spoilt[at + place : at + place + 4] = content[at + places[0] : at + places[0] + 4]
+    file.write_bytes(bytes(spoilt))
     assert read_nsys(file).events <= 2 * rows
     with closing(sqlite.Database(file)) as opened:
         opened._size_bytes = 60  # a file with room for ten rows

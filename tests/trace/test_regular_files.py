@@ -38,19 +38,15 @@ def refused(path: Path) -> str:
     return str(caught.value)
 
 
-def a_socket(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)  # its whole name may be too long for one
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(path.name)
-
-
 def test_a_pipe_is_refused_at_once(path: Path) -> None:
     os.mkfifo(path)
     assert "not a regular file" in refused(path)
 
 
 def test_a_socket_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a_socket(path, monkeypatch)
+    monkeypatch.chdir(path.parent)  # its whole name may be too long for one
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
     assert "not a regular file" in refused(path)
 
 

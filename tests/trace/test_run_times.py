@@ -10,8 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from explain.whole_run.columns import columns
+from live_runs import BEGAN_NS, make_rows, write_rank, write_run, write_steps
 from stepscope.records.rank import StepColumns
-from stepscope.trace.run_folder.run_times import read_run_times
+from stepscope.trace.decode import Oddities
+from stepscope.trace.run_folder.run_times import CommandTimes, read_command_times, read_run_times
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 S = 1_000_000_000
 START_S = 1_789_000_000
@@ -102,3 +105,79 @@ def test_clocks_that_nobody_compared_are_told_where_they_contradict(tmp_path: Pa
 def test_a_command_on_a_host_without_ranks(tmp_path: Path) -> None:
     folder = make_run(tmp_path, process={"pid": 1, "host": "login"})
     assert seconds(folder, 1) == pytest.approx((0, 60))
+
+
+# When the command of a rank began and ended, for hosts with and without a `stepscope run`.
+
+
+def test_a_rank_that_srun_started_on_another_host_takes_the_batch_scripts_attempt(
+    tmp_path: Path,
+) -> None:
+    """Attempt 1 ran from 100 to 120 s, was queued until 300 s and ended at 350 s."""
+    (tmp_path / "hosts").mkdir()
+    for attempt, started, ended in ((0, 100.0, 120.0), (1, 300.0, 350.0)):
+        part = {"host": "node1", "attempt": attempt, "place": 0}
+        part |= {"started_unix": started, "ended_unix": ended}
+        (tmp_path / "hosts" / f"00000.{attempt + 1}.json").write_text(json.dumps(part))
+    times = {"started_unix": 100.0, "ended_unix": 350.0}
+    (tmp_path / "run.json").write_text(json.dumps(times))
+    for host in ("node1", "node2"):
+        first = read_command_times(tmp_path, host, 101_000_000_000)
+        second = read_command_times(tmp_path, host, 301_000_000_000)
+        assert (first, second) == (CommandTimes(100.0, 120.0), CommandTimes(300.0, 350.0))
+
+
+# Attempts of a job that grows or shrinks when it is restarted.
+
+SECOND_NS = 1_000_000_000
+
+
+def train(run: Path, name: str, began_s: int, steps: int) -> None:
+    """A process that begins its steps of 100 ms one second after it began."""
+    began_ns = BEGAN_NS + began_s * SECOND_NS
+    write_rank(run / name, rank=int(name[5:10]), start_up={"began_unix_ns": began_ns})
+    write_steps(run / name, make_rows([100.0] * steps, began_ns=began_ns + SECOND_NS))
+
+
+def attempts(run: Path) -> dict[str, tuple[int, float]]:
+    """By folder: the attempt, and when it began in seconds."""
+    write_run(run, code=0, ended_s=BEGAN_NS / 1e9 + 100)
+    found = {}
+    for folder in sorted(run.glob("rank-*")):
+        times = read_run_times(folder, read_step_columns(folder, Oddities("steps.jsonl")))
+        assert times is not None
+        found[folder.name] = times.attempt, (times.began_ns - BEGAN_NS) / SECOND_NS
+    return found
+
+
+def test_a_rank_that_joins_belongs_to_the_attempt_it_joined(tmp_path: Path) -> None:
+    for name in ("rank-00000", "rank-00001"):
+        train(tmp_path, name, 1, 20)  # until second 4
+    for name in ("rank-00000.2", "rank-00001.2", "rank-00002"):
+        train(tmp_path, name, 10, 20)  # until second 13
+    for name in ("rank-00000.3", "rank-00001.3", "rank-00002.2"):
+        train(tmp_path, name, 20, 20)
+    assert attempts(tmp_path) == {
+        "rank-00000": (1, 0),
+        "rank-00001": (1, 0),
+        "rank-00000.2": (2, 10),
+        "rank-00001.2": (2, 10),
+        "rank-00002": (2, 10),
+        "rank-00000.3": (3, 20),
+        "rank-00001.3": (3, 20),
+        "rank-00002.2": (3, 20),
+    }
+
+
+def test_a_rank_that_was_lost_belongs_to_the_first_attempt(tmp_path: Path) -> None:
+    for name in ("rank-00000", "rank-00001"):
+        train(tmp_path, name, 1, 20)
+    train(tmp_path, "rank-00000.2", 10, 20)
+    found = attempts(tmp_path)
+    assert (found["rank-00001"], found["rank-00000.2"]) == ((1, 0), (2, 10))
+
+
+def test_ranks_that_train_at_the_same_time_are_one_attempt(tmp_path: Path) -> None:
+    for name in ("rank-00000", "rank-00000.2", "rank-00001"):
+        train(tmp_path, name, 1, 20)
+    assert {attempt for attempt, _ in attempts(tmp_path).values()} == {1}

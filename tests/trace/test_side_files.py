@@ -40,16 +40,12 @@ def first(run: Path) -> RankExplanation:
     return stepscope.explain_job(run, cache=False).ranks[0]
 
 
-def notes_of(rank: RankExplanation) -> dict[str, str]:
-    return {note.id: note.detail for note in rank.quality if note.id in NOTES}
-
-
 def change(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def test_a_sound_run_folder_has_nothing_to_say(run: Path) -> None:
-    assert notes_of(first(run)) == {}
+    assert {note.id: note.detail for note in first(run).quality if note.id in NOTES} == {}
 
 
 @pytest.mark.parametrize("name", SIDE)

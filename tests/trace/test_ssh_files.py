@@ -24,19 +24,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def known_keys() -> paramiko.SSHClient:
-    client = paramiko.SSHClient()
-    client.load_system_host_keys()
-    return client
-
-
 def test_a_new_host_is_added_to_known_hosts(home: Path) -> None:
     key = paramiko.ECDSAKey.generate()
     _AcceptNew().missing_host_key(paramiko.SSHClient(), NAME, key)
     file = home / ".ssh" / "known_hosts"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     # What paramiko's connect() compares before it asks a policy: a changed key is refused there.
-    (known,) = known_keys()._system_host_keys.lookup(NAME).values()
+    client = paramiko.SSHClient()
+    client.load_system_host_keys()
+    (known,) = client._system_host_keys.lookup(NAME).values()
     assert known == key
     assert known != paramiko.ECDSAKey.generate()
 

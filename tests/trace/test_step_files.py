@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,10 +16,26 @@ from hypothesis import strategies as st
 
 from stepscope.measure.writer import PartColumns
 from stepscope.records import folders
+from stepscope.records.folders import (
+    ABSENT,
+    END,
+    EXTRA_FIELDS,
+    MARKS,
+    OTHER,
+    PHASE_FIELDS,
+    STEP,
+    WALL,
+)
 from stepscope.records.rank import ALL_PHASES, StepColumns
 from stepscope.trace.decode import Oddities
 from stepscope.trace.files import is_trace_name
-from stepscope.trace.run_folder.step_files import clock_jumps, read_step_columns
+from stepscope.trace.run_folder.step_files import (
+    STEP_LINE_FIELDS,
+    StepLine,
+    clock_jumps,
+    read_step_columns,
+    step_rows,
+)
 
 S = 1_000_000_000
 BEGAN = 1_700_000_000 * S
@@ -373,3 +390,20 @@ def test_steps_that_a_closed_rank_counted_and_the_file_lacks_are_reported(tmp_pa
     assert "the last 2 steps of 6 are missing" in said(read(tmp_path)[1])["missing-steps"]
     (tmp_path / "rank.json").write_text('{"status": "running", "steps": 6}')
     assert "missing-steps" not in said(read(tmp_path)[1])
+
+
+# Lines of steps.jsonl have the fields of packed parts, whoever reads them.
+
+
+def test_a_line_has_the_fields_of_a_packed_part() -> None:
+    packed = (STEP, WALL, END, *PHASE_FIELDS, OTHER, *EXTRA_FIELDS, *MARKS)
+    assert packed == STEP_LINE_FIELDS
+
+
+def test_lines_become_rows_of_fields() -> None:
+    text = b'{"step": 3, "wall_ns": 9, "device_ns": null, "window": true}'
+    rows = step_rows([msgspec.json.decode(text, type=StepLine), StepLine(step=4, wall_ns=8)])
+    fields = dict(zip(STEP_LINE_FIELDS, rows.tolist(), strict=True))
+    assert (fields["step"], fields["wall_ns"]) == ([3, 4], [9, 8])
+    assert fields["device_ns"] == fields["elements"] == [ABSENT, ABSENT]
+    assert fields["window"] == [1, 0]

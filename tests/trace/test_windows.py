@@ -6,6 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from stepscope.errors import NotCapturedError
 from stepscope.trace.discover import find_traces
 from stepscope.trace.run_folder.windows import choose_windows, comms_of
 
@@ -75,3 +78,17 @@ def test_without_steps_the_latest_stands_for_the_run(tmp_path: Path) -> None:
 def test_a_regular_window_has_its_own_list_of_collectives() -> None:
     assert comms_of(Path("rank-00000/trace-step-102.json.gz")) == "comms-step-102.jsonl"
     assert comms_of(Path("rank-00000/trace.json.gz")) == "comms.jsonl"
+
+
+# Files that stepscope itself writes into a run's folder are not taken for traces.
+
+
+def test_a_trial_without_a_trace_says_that_only_steps_were_captured(tmp_path: Path) -> None:
+    rank = tmp_path / "rank-00000"
+    rank.mkdir()
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "command": ["x"]}))
+    (tmp_path / "losses.json").write_text("[]")
+    for name in ("rank.json", "script.json", "trial.json"):
+        (rank / name).write_text("{}")
+    with pytest.raises(NotCapturedError, match="holds no trace"):
+        find_traces(tmp_path)

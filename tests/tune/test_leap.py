@@ -14,7 +14,7 @@ from simulated_runs import (
     searched,
 )
 
-from stepscope.records.tuning import TriedConfiguration
+from stepscope.records.comparison import TriedConfiguration
 from stepscope.ui.tune.contenders import OUT_OF_TIME
 from stepscope.ui.tune.plan import Journal, PlannedCombination, TunePlan, TuneStart
 from stepscope.ui.tune.result import tune_result

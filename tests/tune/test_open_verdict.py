@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 
-from stepscope.records.tuning import TuneResult
+from stepscope.records.comparison import TuneResult
 from stepscope.ui.tried_remedies import tune_answer
 from stepscope.ui.tune.contenders import TrialRules
 from stepscope.ui.tune.plan import Journal, TuneStart

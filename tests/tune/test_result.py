@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 
 from stepscope.fix.declaration import Effect
-from stepscope.records.tuning import TriedConfiguration, TuneResult, short_name, short_why
+from stepscope.records.comparison import TriedConfiguration, TuneResult, short_name, short_why
 from stepscope.ui.terminal.tune import print_tune
 from stepscope.ui.tune.contenders import Contender, control_words
 from stepscope.ui.tune.plan import Journal, LeftOut, PlannedRemedy, TunePlan, TuneStart

@@ -13,7 +13,6 @@ from explain.build import write
 from explain.cpu_steps import LARGE, counters, load_of, steps
 from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.roofline import doubt_about
 from stepscope.explain.verdict import judge
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.hardware import Profile, Spot
@@ -94,9 +93,9 @@ def test_no_surface_prints_more_than_all_of_a_peak(
     shown = capsys.readouterr().out
     view = efficiency_view(rank, drawn=True)
     assert view is not None
-    assert view.mfu == ""
-    texts = [shown, view.sentence, *(" ".join(fact) for fact in view.facts)]
-    texts += [row.near for row in view.rows]
+    assert view["mfu"] == ""
+    texts = [shown, view["sentence"], *(" ".join(fact) for fact in view["facts"])]
+    texts += [row["near"] for row in view["rows"]]
     for text in texts:
         assert not re.search(r"\b(?:1[0-9][1-9]|[2-9][0-9][0-9])(?:\.\d)?%", text), text
     assert "above the peak" in shown
@@ -118,7 +117,7 @@ def test_a_data_sheet_is_to_be_replaced_by_a_calibration(trace: Trace) -> None:
 
 
 def test_a_busy_calibration_is_noted_by_explain_and_whatif(trace: Trace) -> None:
-    said = doubt_about(BUSY)
+    said = BUSY.doubt
     assert "other processes kept 1.60 of 2 cores busy" in said
     rank = explain_rank(trace, profile=BUSY)
     assert [note.detail for note in rank.quality if note.id == "busy-calibration"] == [said]
@@ -133,7 +132,7 @@ def test_a_busy_calibration_is_noted_by_explain_and_whatif(trace: Trace) -> None
     [RIGHT, profile(other_cores=None), profile(cores=None), profile(kind="cuda", other_cores=9.0)],
 )
 def test_a_quiet_or_untold_calibration_is_not_doubted(quiet: Profile) -> None:
-    assert doubt_about(quiet) == ""
+    assert quiet.doubt == ""
 
 
 def test_an_operator_bound_by_memory_may_stand_above_its_roof() -> None:

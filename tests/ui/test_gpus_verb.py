@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from stepscope.errors import StepscopeError
-from stepscope.predict.compare_gpus import compare_gpus
 from stepscope.predict.other_gpu.gpu import find_gpu
+from stepscope.predict.other_gpu.step import compare_gpus
 from stepscope.ui.api import open_bench
 from stepscope.ui.cli.verbs import cli
 from stepscope.ui.html.panes.gpus import gpus_view
@@ -100,7 +100,7 @@ def test_the_pane_draws_a_bar_for_every_gpu_inside_its_track(golden: Path) -> No
     bench, _, _ = open_bench(str(golden / "h200-resnet18"), cache=False, quiet=True)
     comparison = compare_gpus(bench, [find_gpu("L4"), find_gpu("H200"), find_gpu("B200")])
     view = gpus_view(comparison)
-    assert [row["gpu"] for row in view["rows"]] == [row.gpu for row in comparison.gpus]
+    assert [row["name"] for row in view["rows"]] == [row.gpu for row in comparison.gpus]
     assert all(0 < row["bar"] <= 100 for row in view["rows"])
     assert max(row["low"] + row["width"] for row in view["rows"]) == pytest.approx(100)
     page = str(render_part("gpus.html.j2", view=view, alone=False))

@@ -77,7 +77,14 @@ class EnoughRuns:
     def _gets_there(self, row: WorkloadResult, pair: RunPair, comparisons: int) -> bool:
         """Whether further runs of this kind will see it in most cases, in the time that is left."""
         before, after = pair
-        runs = self._affordable(row, after, before)
+        # Runs of the compared kind that there may be in the end.
+        most = self.most
+        if self.base is not None:
+            most = min(most, _TIMES_BASE * len(before))
+        if row.seconds:
+            run_s = row.seconds / (len(row.runs_ms) + len(row.paced))
+            most = min(most, len(after) + math.floor((MOST_S - row.seconds) / run_s))
+        runs = most
         if runs <= len(after):
             return False
         both = (runs, runs) if self.base is None else (len(before), runs)
@@ -129,18 +136,6 @@ class EnoughRuns:
             return False
         parts = part_changes(then, row, comparisons=self._comparisons(then, row))
         return self.base is not None and parts is not None and parts.decide
-
-    def _affordable(
-        self, row: WorkloadResult, after: Sequence[float], before: Sequence[float]
-    ) -> int:
-        """Runs of the compared kind that there may be in the end."""
-        most = self.most
-        if self.base is not None:
-            most = min(most, _TIMES_BASE * len(before))
-        if row.seconds:
-            run_s = row.seconds / (len(row.runs_ms) + len(row.paced))
-            most = min(most, len(after) + math.floor((MOST_S - row.seconds) / run_s))
-        return most
 
 
 def sees(base: Sequence[float], now: Sequence[float], *, comparisons: int) -> bool:

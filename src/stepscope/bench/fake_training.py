@@ -69,7 +69,19 @@ class FakePlace(RecordedPlace):
         if self.device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in model.modules()):
             raise NotImplementedError("recurrent layers do not show what they save for backward")
         self.models.append(model)
-        _move_fake(model, self.device)
+        # As Module.to, which cannot move fake parameters; shared ones stay shared.
+        moved: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for name, old in list(module._parameters.items()):
+                if old is not None and old.device != self.device:
+                    if id(old) not in moved:
+                        moved[id(old)] = nn.Parameter(
+                            old.detach().to(self.device), old.requires_grad
+                        )
+                    setattr(module, name, moved[id(old)])
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(self.device)
         return model
 
 
@@ -127,20 +139,6 @@ def _with(config: Config, **changes: Any) -> Config:
     return Config({**config, **changes})
 
 
-def _move_fake(model: nn.Module, device: torch.device) -> None:
-    """As Module.to, which cannot move fake parameters; shared ones stay shared."""
-    moved: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, old in list(module._parameters.items()):
-            if old is not None and old.device != device:
-                if id(old) not in moved:
-                    moved[id(old)] = nn.Parameter(old.detach().to(device), old.requires_grad)
-                setattr(module, name, moved[id(old)])
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
-
-
 @contextmanager
 def _many_tensors_at_once() -> Iterator[None]:
     """Optimizers treat fake parameters like real ones: on GPUs they update all in one call, which
@@ -196,7 +194,10 @@ class MemoryLedger(TorchDispatchMode):
         except DataDependentOutputException:
             if not self._reads_zero or operator is not torch.ops.aten._local_scalar_dense.default:
                 raise
-            return _zero(args[0].dtype)
+            dtype = args[0].dtype
+            if dtype == torch.bool:
+                return False
+            return 0.0 if dtype.is_floating_point else 0
         tensors = [value for value in tree_leaves(results) if isinstance(value, torch.Tensor)]
         sizes = [0] * len(tensors)
         if needs and self._needs and len(needs.results) == len(tensors):
@@ -227,12 +228,6 @@ class MemoryLedger(TorchDispatchMode):
 
     def _free(self, key: int) -> None:
         self.held_bytes -= self._sizes.pop(key)
-
-
-def _zero(dtype: torch.dtype) -> bool | int | float:
-    if dtype == torch.bool:
-        return False
-    return 0.0 if dtype.is_floating_point else 0
 
 
 # What operators really allocate, measured: each kind of call once, alone, on the device.

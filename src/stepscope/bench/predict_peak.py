@@ -1,5 +1,9 @@
-"""Predict the peak memory of workloads, each from two steps without data, and how much
-memory a training can still get.
+"""Predict the peak memory of workloads before they run: two steps with shapes alone, or for real
+with small batches where shapes are not enough; and say how much memory is free.
+
+    python -m stepscope.bench.predict_peak < requests (JSON, one PeakRequest a line)
+
+A program of its own, because it may hold a GPU and must give it back.
 """
 
 from __future__ import annotations
@@ -8,10 +12,9 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -34,25 +37,18 @@ _MOST_BYTES = 1 << 20
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Of the GPU, or of this host and container; None where it cannot be known."""
+    """Return the free memory of the GPU, or of this host and container; None where unknown."""
     if device.type == "cuda":
-        import torch
-
         torch.cuda.empty_cache()  # our own reserve would not be there for the training
         return int(torch.cuda.mem_get_info(device)[0])
-    known = [size for size in (_host_bytes(), _container_bytes()) if size is not None]
-    return min(known, default=None)
-
-
-def _host_bytes() -> int | None:
-    try:
-        return _fields(_MEMINFO, ":")["MemAvailable"] << 10
-    except (UnreadableInputError, KeyError):
-        return None
+    known = [_container_bytes()]
+    with suppress(UnreadableInputError, KeyError):
+        known.append(_fields(_MEMINFO, ":")["MemAvailable"] << 10)
+    return min((size for size in known if size is not None), default=None)
 
 
 def _container_bytes(folder: Path = _CONTAINER) -> int | None:
-    """Without the files that it has in memory, which make room when it is needed."""
+    """Count the files that it has in memory as free: they make room when it is needed."""
     try:
         limit, used = (
             int(read_start(folder / f"memory.{name}", _MOST_BYTES)) for name in ("max", "current")
@@ -64,7 +60,7 @@ def _container_bytes(folder: Path = _CONTAINER) -> int | None:
 
 
 def _fields(path: Path, between: str) -> dict[str, int]:
-    """`name<between>number` in each line; other lines are left out."""
+    """Read `name<between>number` lines; other lines are left out."""
     fields = {}
     for line in read_start(path, _MOST_BYTES).decode(errors="replace").splitlines():
         name, _, value = line.partition(between)
@@ -74,11 +70,8 @@ def _fields(path: Path, between: str) -> dict[str, int]:
     return fields
 
 
-# python -m stepscope.bench.predict_peak < requests (JSON, one PeakRequest a line)
-#
-# A workload that reads values from its tensors cannot be run so: two steps are trained for real,
-# with smaller batches if there is little room. A program of its own, because it may hold a GPU and
-# must give it back.
+# A workload that reads values from its tensors cannot be run with shapes alone: two steps are
+# trained for real, with smaller batches if there is little room.
 
 _FEWEST = 2  # samples: norms over a batch refuse one
 _EASY = 0.5  # of free memory: what needs no more is tried
@@ -86,7 +79,7 @@ _TRIES = 6  # batches looked at to find one that fits
 
 
 def main() -> None:
-    """An answer for each request, in their order."""
+    """Answer each request, in their order."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=PeakRequest)
@@ -97,23 +90,23 @@ def main() -> None:
 
 
 def predict(request: PeakRequest, device: torch.device) -> PredictedPeak:
-    """A workload that cannot be run has no peak; the notes say why."""
+    """Return no peak for a workload that cannot be run; the notes say why."""
     workload = load(request.name)
     config = workload.config(request.size, request.changes)  # type: ignore[arg-type]
-    free = free_bytes(device)
+    batch = int(config.batch)
     peaks = _Peaks(workload, config, device, request.ranks)
     known: dict[str, Any] = {
         "device": device.type,
-        "free_bytes": free,
-        "batch": int(config.batch),
+        "free_bytes": free_bytes(device),
+        "batch": batch,
         "ranks": request.ranks,
     }
     answer = PredictedPeak(**known)
     try:
         with _time_limit(LIMIT_S):
-            answer = replace(peaks.at(int(config.batch)), **known)
+            answer = replace(peaks.at(batch), **known)
             if answer.fits is False:
-                answer = replace(answer, fitting_batch=_largest_fitting(peaks, answer))
+                answer = replace(answer, fitting_batch=_largest_fitting(peaks, answer, batch))
     except (Exception, _TimeIsUp) as error:
         return replace(answer, notes=(*answer.notes, _describe(error)))
     return answer
@@ -174,36 +167,30 @@ class _Peaks:
         return Config({**self.config, "batch": batch})
 
 
-def _largest_fitting(peaks: _Peaks, too_large: PredictedPeak) -> int | None:
+def _largest_fitting(peaks: _Peaks, too_large: PredictedPeak, batch: int) -> int | None:
     """Follow the straight line between batches until one fits; None if not even one sample does."""
-    assert too_large.batch is not None
-    batch, peak = too_large.batch, too_large
-    tried = [(batch, peak.peak_bytes or 0)]
+    room = too_large.room_bytes or 0
+    tried = [(batch, too_large.peak_bytes or 0)]
     while batch > 1 and len(tried) <= _TRIES:
-        batch = min(batch - 1, _where_it_fits(tried, peak.room_bytes or 0))
-        peak = replace(too_large, peak_bytes=peaks.at(batch).peak_bytes)
-        if peak.fits:
+        following = batch // 2
+        if len(tried) > 1:
+            (batch, peak), (other, other_peak) = tried[-1], tried[-2]
+            per_sample = (other_peak - peak) / (other - batch)
+            if per_sample > 0:
+                following = batch + int((room - peak) / per_sample)
+        batch = min(batch - 1, max(1, following))
+        peak_bytes = peaks.at(batch).peak_bytes
+        if replace(too_large, peak_bytes=peak_bytes).fits:
             return batch
-        tried.append((batch, peak.peak_bytes or 0))
+        tried.append((batch, peak_bytes or 0))
     return None
-
-
-def _where_it_fits(tried: list[tuple[int, int]], room: int) -> int:
-    """By the line through the last two; half of the only one."""
-    if len(tried) == 1:
-        return max(1, tried[0][0] // 2)
-    (batch, peak), (other, other_peak) = tried[-1], tried[-2]
-    per_sample = (other_peak - peak) / (other - batch)
-    if per_sample <= 0:
-        return max(1, batch // 2)
-    return max(1, batch + int((room - peak) / per_sample))
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises when they are over."""
+    """Raise when they are over."""
 
-    def give_up(_signal: int, _frame: FrameType | None) -> None:
+    def give_up(*_: Any) -> None:
         raise _TimeIsUp(f"no prediction within {long_duration(seconds * 1e9)}")
 
     before = signal.signal(signal.SIGALRM, give_up)

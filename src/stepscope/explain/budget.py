@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.rank import MeasuredSteps
     from stepscope.records.run import RankRun
-    from stepscope.step.graph import Floats
 
 # The profiler slows the host and leaves kernels as they are. So its cost is subtracted from its own
 # work first, then from the host's share of the step: from operators and Python in proportion, since
@@ -98,7 +97,10 @@ def budget_of_record(
         return budget
     if measured is not None and measured.data_ns is not None:
         wait = min(typical, measured.data_ns / 1e6)
-        parts = _with_data_wait(parts, wait if on_host else _felt_wait(budget, parts, wait))
+        data = wait if on_host else _felt_wait(budget, parts, wait)
+        whole, rest = sum(parts.values()), sum(parts.values()) - parts["data_loading"]
+        scale = (whole - data) / rest if rest > 0 else 1.0
+        parts = {name: data if name == "data_loading" else ms * scale for name, ms in parts.items()}
     scaled = (Part(id=name, ms=ms, share=ms / target) for name, ms in parts.items())
     return Budget(step_ms=target, parts=(*scaled, *stalls), basis=basis)
 
@@ -138,12 +140,6 @@ def _felt_wait(budget: Budget, parts: dict[str, float], wait_ms: float) -> float
     return min(wait_ms, max(parts["data_loading"], longer))
 
 
-def _with_data_wait(parts: dict[str, float], data: float) -> dict[str, float]:
-    whole, rest = sum(parts.values()), sum(parts.values()) - parts["data_loading"]
-    scale = (whole - data) / rest if rest > 0 else 1.0
-    return {name: data if name == "data_loading" else ms * scale for name, ms in parts.items()}
-
-
 def _take(ms: dict[str, float], parts: tuple[str, ...], excess: float) -> float:
     """Shorten these parts in proportion, by `excess` if they are long enough; returns the rest."""
     total = sum(ms[part] for part in parts)
@@ -176,7 +172,18 @@ def longer_work_ns(analysis: RankAnalysis) -> float:
     longer for that reason, and on CPUs."""
     if analysis.work.on_host:
         return 0.0
-    work_ns, tasks = _work_by_step(analysis)
+    # The device's time for what each traced step launched, and how many tasks that is.
+    trace, work, steps = analysis.trace, analysis.work, analysis.steps.steps
+    operator = analysis.costs.operator[work.rows]
+    known = operator >= 0
+    number = step_of(steps, trace.host.start_ns[operator[known]])
+    inside = (number >= 0) & (number < len(steps))
+    dur_ns = (work.end_ns - work.start_ns)[known][inside].astype(np.float64)
+    number = number[inside]
+    work_ns, tasks = (
+        np.bincount(number, dur_ns, minlength=len(steps)).astype(np.float64),
+        np.bincount(number, minlength=len(steps)).astype(np.float64),
+    )
     if len(work_ns) < _FEWEST:
         return 0.0
     usual_ns = float(np.median(work_ns))
@@ -190,18 +197,3 @@ def periodic_work_ns(analysis: RankAnalysis, run: RankRun | None) -> float:
     if not any(stall.cause == "unknown" and stall.period for stall in stalls):
         return 0.0
     return longer_work_ns(analysis)
-
-
-def _work_by_step(analysis: RankAnalysis) -> tuple[Floats, Floats]:
-    """The device's time for what each traced step launched, and how many tasks that is."""
-    trace, work, steps = analysis.trace, analysis.work, analysis.steps.steps
-    operator = analysis.costs.operator[work.rows]
-    known = operator >= 0
-    number = step_of(steps, trace.host.start_ns[operator[known]])
-    inside = (number >= 0) & (number < len(steps))
-    dur_ns = (work.end_ns - work.start_ns)[known][inside].astype(np.float64)
-    number = number[inside]
-    return (
-        np.bincount(number, dur_ns, minlength=len(steps)).astype(np.float64),
-        np.bincount(number, minlength=len(steps)).astype(np.float64),
-    )

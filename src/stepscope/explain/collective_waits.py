@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from stepscope.explain.budget import stall_parts
 from stepscope.explain.findings import sort_findings
-from stepscope.explain.findings.communication import exposed_communication
+from stepscope.explain.findings.communication import exposed_communication, with_share
 from stepscope.explain.findings.evidence import LOW
-from stepscope.explain.findings.loop import irregular_stalls, periodic_stall
+from stepscope.explain.findings.loop import find_periodic_stall, irregular_stalls, periodic_stall
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.explanation import Budget, Finding, RankExplanation
 from stepscope.records.run import STALL_CAUSES, RankRun, Stall, StallCause
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.step.arrays import Floats, Int64s
 
 
-_OF_UNKNOWN = {module.RULE.id: module.find_in for module in (irregular_stalls, periodic_stall)}
+_OF_UNKNOWN = {irregular_stalls.id: irregular_stalls.judge, periodic_stall.id: find_periodic_stall}
 _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
 
 
@@ -51,15 +51,11 @@ def _with_waits(
     run = divide_unknown(rank.run, numbers, wait_ns, error_ns)
     if run is rank.run:
         return rank
-    findings = _judge_by_run(rank.findings, run)
-    return replace(rank, run=run, budget=_shown(rank.budget, run), findings=findings)
-
-
-def _judge_by_run(findings: tuple[Finding, ...], run: RankRun) -> tuple[Finding, ...]:
-    """The findings that looked at stalls without a known cause look once more."""
-    others = [finding for finding in findings if finding.id not in _OF_UNKNOWN]
+    # The findings that looked at stalls without a known cause look once more.
+    others = [finding for finding in rank.findings if finding.id not in _OF_UNKNOWN]
     again = [finding for rule in _OF_UNKNOWN.values() if (finding := rule(run))]
-    return sort_findings([*others, *again]) or findings
+    findings = sort_findings([*others, *again]) or rank.findings
+    return replace(rank, run=run, budget=_shown(rank.budget, run), findings=findings)
 
 
 def divide_unknown(
@@ -142,16 +138,15 @@ def without_window_waits(
         return ranks
     transfer_ms = min(exposed)
     return tuple(
-        _with_most(rank, transfer_ms + (_median(waits[number]) + error_ns.get(number, 0.0)) / 1e6)
+        _with_most(
+            rank,
+            transfer_ms + (float(np.median(waits[number][1])) + error_ns.get(number, 0.0)) / 1e6,
+        )
         if number in waits and len(waits[number][0]) >= _FEWEST
         else rank
         for rank in ranks
         for number in (rank.rank or 0,)
     )
-
-
-def _median(waits: tuple[Int64s, Int64s]) -> float:
-    return float(np.median(waits[1]))
 
 
 def _part_ms(budget: Budget, name: str) -> float:
@@ -180,9 +175,9 @@ def _with_most(rank: RankExplanation, most_ms: float) -> RankExplanation:
 
 def _judge_by_budget(finding: Finding, budget: Budget) -> Finding | None:
     """Communication by what is left of it; None where that is little."""
-    if finding.id != exposed_communication.RULE.id:
+    if finding.id != exposed_communication.id:
         return finding
     share = sum(part.share for part in budget.parts if part.id == _COMM)
     if share < LOW:
         return None
-    return exposed_communication.with_share(finding, share, budget.step_ms)
+    return with_share(finding, share, budget.step_ms)

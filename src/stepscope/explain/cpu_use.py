@@ -45,7 +45,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
     operator: str
     shapes: str
-    dtype: int  # index in flops.dtypes.DTYPES
+    dtype: int  # index in flops.dtypes.PEAKS
     calls: float  # per step
     flops: float  # per call
     bytes_moved: float | None  # per call
@@ -153,12 +153,12 @@ def _quick_pace(own_ns: Floats, of: Int64s, kinds: int) -> tuple[Floats, Bools]:
 
 def _work_ns(costs: Costs, rows: Int32s, ceilings: Ceilings | None) -> Floats:
     """The time of each call's arithmetic or bytes at the machine's rates; -1 if not known."""
-    from stepscope.explain.flops.call import DTYPES
+    from stepscope.records.dtypes import PEAKS
 
-    peaks = np.full(len(DTYPES) + 1, CORE_FLOPS_S)
+    peaks = np.full(len(PEAKS) + 1, CORE_FLOPS_S)
     bytes_s = CORE_BYTES_S
     if ceilings:
-        for code, name in enumerate(DTYPES):
+        for code, name in enumerate(PEAKS):
             peaks[code] = ceilings.flops.get(name, CORE_FLOPS_S)
         bytes_s = ceilings.bytes_s or CORE_BYTES_S
     flops, moved = costs.flops[rows], costs.bytes_moved[rows]

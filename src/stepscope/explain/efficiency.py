@@ -1,6 +1,5 @@
-"""How much of the device's peak a step uses: MFU, HFU, dtypes, tensor cores, and compiled
-graphs on the roofline.
-"""
+"""How much of the device's peak a step uses: MFU, HFU, dtypes, tensor cores, and the roofline of
+its operators."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from msgspec.structs import replace
 from stepscope.explain.compiled.graph_calls import KernelPieces
 from stepscope.explain.compiled.graph_kernels import KernelFacts, OpenedRegions, open_regions
 from stepscope.explain.flops.call import (
-    DTYPES,
     FP32,
     MATMUL_LIKE,
     PREFIX,
@@ -26,14 +24,22 @@ from stepscope.explain.flops.call import (
 from stepscope.explain.flops.costs import Costs, Pieces
 from stepscope.explain.flops.prices import graph_key
 from stepscope.explain.flops.products import CAUSAL
-from stepscope.explain.roofline import list_spots, phase_of, place_on_roofline, widest_first
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.explanation import StepTime
-from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Phase, Spot
+from stepscope.records.hardware import (
+    Bound,
+    Ceilings,
+    DtypeUse,
+    Efficiency,
+    Phase,
+    Spot,
+)
 from stepscope.records.quality import Note
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import ABSENT, HostKind, Trace
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.cuda_graphs import has_graphs
+from stepscope.step.phases import PHASES
 from stepscope.step.work import named, rows_named
 from stepscope.text import figures
 from stepscope.text.figures import percent, rate
@@ -41,7 +47,7 @@ from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.step.arrays import Bools, Indices, Int64s
+    from stepscope.step.arrays import Bools, Floats, Indices, Int64s
 
 # MFU is model FLOPs / (step x devices x peak); HFU also counts what was computed twice. The step is
 # the step of record: measured without the profiler if possible. Only matrix products count.
@@ -156,7 +162,7 @@ def _by_dtype(
     on_host: bool,
 ) -> tuple[DtypeUse, ...]:
     """Products by the dtype they were computed in, most FLOPs first."""
-    flops, total, on_tensor = (np.zeros(len(DTYPES) + 1, np.int64) for _ in range(3))
+    flops, total, on_tensor = (np.zeros(len(PEAKS) + 1, np.int64) for _ in range(3))
     np.add.at(flops, costs.dtype[rows], costs.flops[rows])  # -1 is the last place
     products = np.flatnonzero((pieces.operator >= 0) & pieces.compute)
     products = products[costs.counted[pieces.operator[products]]]
@@ -174,7 +180,7 @@ def _by_dtype(
     if not on_host:
         helps = _of_kernels(trace, pieces, products, lambda kernel: kernel.harmless)
         products, dtype = products[~helps], dtype[~helps]
-        half = np.isin(dtype, [DTYPES.index(name) for name in _HALF])
+        half = np.isin(dtype, [PEAKS.index(name) for name in _HALF])
         tensor = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "tensor")
         unknown = _of_kernels(trace, pieces, products, lambda kernel: kernel.cores == "unknown")
         tensor |= half & unknown
@@ -188,7 +194,7 @@ def _by_dtype(
             tensor_core_ns=round(int(on_tensor[code]) / pieces.steps),
             peak_flops=ceilings.flops.get(name) if ceilings else None,
         )
-        for code, name in enumerate(DTYPES)
+        for code, name in enumerate(PEAKS)
         if flops[code] or total[code]
     ]
     return tuple(sorted(uses, key=lambda use: -use.flops))
@@ -221,7 +227,13 @@ def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool)
     known = row >= 0
     known[known] = costs.flops[row[known]] >= 0
     if not on_host:
-        known[known] = (costs.answering | _pytorchs(trace))[row[known]]
+        # Host rows that are PyTorch's own operators.
+        host = trace.host
+        operator = host.kind == HostKind.OPERATOR
+        known[known] = (
+            costs.answering
+            | rows_named(trace, host, operator, lambda name: name.startswith("aten::"))
+        )[row[known]]
         known |= _of_kernels(trace, pieces, chosen, lambda kernel: kernel.harmless)
     return int(pieces.dur_ns[chosen[~known]].sum()) / total if total else 0.0
 
@@ -232,13 +244,6 @@ def _of_kernels(
     """Which of the chosen pieces have a kernel whose name matches."""
     among = np.ones(len(chosen), np.bool_)
     return named(trace, pieces.name[chosen], among, lambda name: matches(read_name(name)))
-
-
-def _pytorchs(trace: Trace) -> Bools:
-    """Host rows that are PyTorch's own operators."""
-    host = trace.host
-    operator = host.kind == HostKind.OPERATOR
-    return rows_named(trace, host, operator, lambda name: name.startswith("aten::"))
 
 
 def _notes(analysis: RankAnalysis, rows: Indices, unknown: float) -> Iterator[str]:
@@ -406,7 +411,7 @@ def _dtype(fact: KernelFacts, of_graph: int) -> str:
     """In which its products are computed: the kernels' names say whether fp32 is tf32."""
     if not fact.flops or fact.dtype < 0:
         return ""
-    return DTYPES[TF32 if fact.dtype == FP32 and of_graph == TF32 else fact.dtype]
+    return PEAKS[TF32 if fact.dtype == FP32 and of_graph == TF32 else fact.dtype]
 
 
 def _words(fact: KernelFacts) -> str:
@@ -445,3 +450,122 @@ def _left_of(
 
 def _plus(sum_before: int | None, amount: int | None, calls: int) -> int | None:
     return None if sum_before is None or amount is None else sum_before + amount * calls
+
+
+# The roofline: the least time that each operator's arithmetic and bytes need, and its gap to it.
+
+# The roof of a call is the longer of FLOPs / peak and bytes / bandwidth, with every byte counted
+# once. A gap may be negative: data that stays in a cache is not read from memory again.
+
+
+def list_spots(
+    trace: Trace, costs: Costs, pieces: Pieces, ceilings: Ceilings | None
+) -> tuple[Spot, ...]:
+    """One row per operator, shapes, dtype and phase with device time; the widest gap first."""
+    host = trace.host
+    worked = pieces.operator >= 0
+    first, place, count = group(pieces.operator[worked])
+    if not count:
+        return ()
+    rows = pieces.operator[worked][first]
+    time = sum_by(place, pieces.dur_ns[worked], count)
+    weight = _count_calls(pieces.replayed[worked], pieces.call_part[worked], place, count)
+    signature = costs.signature[rows]
+    what = np.where(signature >= 0, signature, len(costs.calls) + host.name[rows])
+    first, inverse, count = group(
+        what, costs.dtype[rows], costs.phase[rows], costs.recomputed[rows]
+    )
+    calls = np.bincount(inverse, weights=weight, minlength=count) / pieces.steps
+    sample = rows[first]
+    outer = (costs.flops[rows] > 0) & ~costs.counted[rows]  # its FLOPs are those inside it
+    columns = zip(
+        sample.tolist(),
+        calls.tolist(),
+        (sum_by(inverse, time, count) / pieces.steps).tolist(),
+        _amounts(np.where(outer, 0, costs.flops[rows]), weight, inverse, count, pieces.steps),
+        _amounts(
+            np.where(outer, -1, costs.bytes_moved[rows]), weight, inverse, count, pieces.steps
+        ),
+        strict=True,
+    )
+    spots = []
+    for row, times, device_ns, flops, moved in columns:
+        shapes, dtype = host.shapes[row], int(costs.dtype[row])
+        spot = Spot(
+            operator=trace.strings[host.name[row]],
+            shapes=" ".join(trace.strings[shapes].split()) if shapes >= 0 else "",
+            dtype=PEAKS[dtype] if dtype >= 0 else "",
+            calls=times,
+            device_ns=device_ns,
+            flops=flops,
+            bytes_moved=moved,
+            phase=phase_of(costs, row),
+            recomputed=bool(costs.recomputed[row]),
+        )
+        spots.append(place_on_roofline(ceilings, spot))
+    return widest_first(spots)
+
+
+def widest_first(spots: list[Spot]) -> tuple[Spot, ...]:
+    """By the gap; those without one last, the longest first."""
+    return tuple(
+        sorted(
+            spots, key=lambda spot: (spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns)
+        )
+    )
+
+
+def _count_calls(replayed: Bools, call_part: Floats, place: Indices, count: int) -> Floats:
+    """Of each operator: one of its own if it launched something, and those that graphs replay."""
+    own = np.bincount(place[~replayed], minlength=count) > 0
+    again = np.bincount(place, weights=np.where(replayed, call_part, 0.0), minlength=count)
+    total: Floats = own.astype(np.float64) + again
+    return total
+
+
+def _amounts(
+    amount: Int64s, weight: Floats, inverse: Indices, count: int, steps: int
+) -> list[float | None]:
+    """Sums per step; None where the amount of one of the calls is unknown."""
+    known = np.maximum(amount, 0) * weight
+    total = np.bincount(inverse, weights=known, minlength=count) / steps
+    unknown = np.bincount(inverse, weights=amount < 0, minlength=count) > 0
+    return [None if gap else value for value, gap in zip(total.tolist(), unknown, strict=True)]
+
+
+def phase_of(costs: Costs, row: int) -> Phase:
+    return PHASES[costs.phase[row]]  # type: ignore[return-value]
+
+
+def place_on_roofline(ceilings: Ceilings | None, spot: Spot) -> Spot:
+    """The amounts of one step against what the device could do at best."""
+    peak = ceilings.flops.get(spot.dtype) if ceilings else None
+    bytes_s = ceilings.bytes_s if ceilings else None
+    flops, moved, device_ns = spot.flops, spot.bytes_moved, spot.device_ns
+    by_flops = flops / peak * 1e9 if flops and peak else None
+    by_bytes = moved / bytes_s * 1e9 if moved and bytes_s else None
+    roof = _roof(flops, by_flops, by_bytes)
+    return replace(
+        spot,
+        intensity=flops / moved if flops and moved else None,
+        achieved_flops=flops / device_ns * 1e9 if flops and device_ns else None,
+        ceiling_flops=flops / roof * 1e9 if flops and roof else None,
+        roof_ns=roof,
+        gap_ns=device_ns - roof if roof is not None else None,
+        bound=_bound(flops, by_flops, by_bytes),
+    )
+
+
+def _roof(flops: float | None, by_flops: float | None, by_bytes: float | None) -> float | None:
+    """The longer time; None if the FLOPs are unknown, or if there are some but no known peak."""
+    if flops is None or (flops and by_flops is None):
+        return None
+    return max((time for time in (by_flops, by_bytes) if time is not None), default=None)
+
+
+def _bound(flops: float | None, by_flops: float | None, by_bytes: float | None) -> Bound:
+    if flops == 0:
+        return "memory" if by_bytes is not None else "unknown"
+    if flops is None or by_flops is None:
+        return "unknown"
+    return "memory" if by_bytes is not None and by_bytes > by_flops else "compute"

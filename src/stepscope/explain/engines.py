@@ -240,7 +240,11 @@ _QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 @contextmanager
 def ray_cluster(workers: int | None = None) -> Iterator[RayCluster]:
     """The running cluster (RAY_ADDRESS, or one on this machine), else a local one of our own."""
-    ray = _import_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves this machine
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--engine ray needs Ray: pip install 'stepscope[ray]'") from None
     ours = not ray.is_initialized()  # else it is not ours to end
     with redirect_stdout(sys.stderr):  # Ray reports lost workers on stdout, where our answer goes
         if ours:
@@ -299,15 +303,6 @@ def _connect(ray: Any, workers: int | None) -> None:
         if address := os.environ.get("RAY_ADDRESS"):
             raise UsageError(f"no Ray cluster answers at RAY_ADDRESS={address}: {error}") from None
     ray.init(address="local", num_cpus=workers or count_cores(), include_dashboard=False, **_QUIET)
-
-
-def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves this machine
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("--engine ray needs Ray: pip install 'stepscope[ray]'") from None
-    return ray
 
 
 # The engine `torch`: inside a job, every rank reads its share and rank 0 gathers the outcomes.
@@ -386,10 +381,13 @@ class TorchJob(Engine):
         mine = []
         for place, file in enumerate(files):
             if self._owners[str(file)] == self.rank:
-                mine.append((place, _call_and_pack(function, file)))
-        yield from self._gather(mine)
-
-    def _gather(self, mine: list[tuple[int, bytes]]) -> Iterator[PlacedOutcome]:
+                # Never raises: the other ranks wait for this one in the next
+                # collective call.
+                try:
+                    outcome = function(file)
+                except Exception as error:
+                    outcome = StepscopeError(f"{file}: {type(error).__name__}: {error}")
+                mine.append((place, pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)))
         fragment_bytes = max(_FRAGMENT_BYTES, _IN_FLIGHT_BYTES // self.world)
         fragments = [*_cut(mine, fragment_bytes)]
         mine.clear()
@@ -417,15 +415,6 @@ def _try_find(find: Callable[[], list[TraceFile]]) -> tuple[list[TraceFile], Ste
         return [], error
     except Exception as error:  # the other ranks wait for this one
         return [], StepscopeError(f"{type(error).__name__}: {error}")
-
-
-def _call_and_pack(function: FileFunction, file: TraceFile) -> bytes:
-    """Never raises: the other ranks wait for this one in the next collective call."""
-    try:
-        outcome = function(file)
-    except Exception as error:
-        outcome = StepscopeError(f"{file}: {type(error).__name__}: {error}")
-    return pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _cut(outcomes: list[tuple[int, bytes]], fragment_bytes: int) -> Iterator[_Fragment]:

@@ -506,7 +506,11 @@ def number_ranks(
         rank if rank.rank is not None else replace(rank, rank=_number_in_name(rank.path, place))
         for place, rank in enumerate(ranks)
     ]
-    if _are_processes(numbered):
+    # Whether these ran at the same time but not as one job, so that each says it is rank 0.
+    members = [rank.part.member for rank in numbered]
+    processes = {(rank.part.host, m.pid) for rank, m in zip(numbered, members, strict=True) if m}
+    alone = all(member is not None and member.world_size == 1 for member in members)
+    if alone and len(numbered) > 1 and len(processes) == len(numbered):
         places = sorted(range(len(ranks)), key=lambda i: _folder_order(ranks[i].path))
         for number, place in enumerate(places):
             name = f"process {number + 1}"
@@ -548,11 +552,3 @@ def _folder_order(path: str) -> tuple[int, str]:
     """rank-00000, rank-00000.2, ..., rank-00000.10: the order in which the processes started."""
     name = Path(path).parent.name
     return len(name), name
-
-
-def _are_processes(ranks: list[RankExplanation]) -> bool:
-    """Whether these ran at the same time but not as one job, so that each says it is rank 0."""
-    members = [rank.part.member for rank in ranks]
-    processes = {(rank.part.host, m.pid) for rank, m in zip(ranks, members, strict=True) if m}
-    alone = all(member is not None and member.world_size == 1 for member in members)
-    return alone and len(ranks) > 1 and len(processes) == len(ranks)

@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 def list_kernels(trace: Trace, work: Work, steps: Steps) -> tuple[Kernel, ...]:
     """Longest total first."""
     if work.on_host:
-        return _by_name(trace, *_own_operator_time(trace))
+        # Operators and communication spans, each without those directly inside it.
+        host = trace.host
+        comm = comm_spans(trace)
+        rows = np.flatnonzero((host.kind == HostKind.OPERATOR) | comm)
+        own = host.dur_ns[rows] - children_sum(enclosing(host, rows), host.dur_ns[rows])
+        own = np.maximum(own, 0)  # in damaged files rows inside one may overlap each other
+        inside_comm = nearest(host, comm)[rows] >= 0
+        kind = np.where(inside_comm, Kind.COMM, Kind.COMPUTE).astype(np.int8)
+        return _by_name(trace, *(host.name[rows], kind, own))
     name, dur = trace.device.name[work.rows], trace.device.dur_ns[work.rows]
     return _by_name(trace, name, work.kind, dur, _of_steps(trace, work, steps))
 
@@ -75,18 +83,6 @@ def _by_name(
         )
         for i in np.argsort(-total, kind="stable").tolist()
     )
-
-
-def _own_operator_time(trace: Trace) -> tuple[Int32s, Int8s, Int64s]:
-    """Operators and communication spans, each without those directly inside it."""
-    host = trace.host
-    comm = comm_spans(trace)
-    rows = np.flatnonzero((host.kind == HostKind.OPERATOR) | comm)
-    own = host.dur_ns[rows] - children_sum(enclosing(host, rows), host.dur_ns[rows])
-    own = np.maximum(own, 0)  # in damaged files rows inside one may overlap each other
-    inside_comm = nearest(host, comm)[rows] >= 0
-    kind = np.where(inside_comm, Kind.COMM, Kind.COMPUTE).astype(np.int8)
-    return host.name[rows], kind, own
 
 
 # The device's work in a window, with the operator that launched each piece.

@@ -14,8 +14,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.flops.call import ITEM_BYTES
 from stepscope.explain.host_calls import place_of, sum_device_time
+from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.source_lines import LineCost, LineCosts, LineKernel, LineOperator
 from stepscope.records.trace import ABSENT, HostKind, Trace
@@ -281,26 +281,22 @@ class DividedTime(msgspec.Struct, frozen=True, kw_only=True):
 def divide_time(trace: Trace, lines: HostLines, work: Work, steps: Steps) -> DividedTime:
     """All marked steps of the trace."""
     if work.on_host:
-        return _divide_host(trace, lines, steps)
+        # Each row's own time: its duration without that of the rows inside it.
+        host = trace.host
+        here = host.thread == host.thread[np.flatnonzero(lines.is_mark)[0]]
+        inside = here & (step_of(steps.steps, host.start_ns) >= 0)
+        own = host.dur_ns - children_sum(host.parent, host.dur_ns)
+        rows = np.flatnonzero(inside)
+        total = sum(step.dur_ns for step in steps.steps)
+        rest = total - int(own[rows].sum())  # between rows that overlap a step's edge
+        return DividedTime(
+            line=np.append(lines.line[rows], ABSENT).astype(np.int32),
+            phase=np.append(lines.phase[rows], LinePhase.OTHER).astype(np.int8),
+            dur_ns=np.append(own[rows], rest),
+            total_ns=total,
+            steps=len(steps.steps),
+        )
     return _divide_device(trace, lines, work, steps)
-
-
-def _divide_host(trace: Trace, lines: HostLines, steps: Steps) -> DividedTime:
-    """Each row's own time: its duration without that of the rows inside it."""
-    host = trace.host
-    here = host.thread == host.thread[np.flatnonzero(lines.is_mark)[0]]
-    inside = here & (step_of(steps.steps, host.start_ns) >= 0)
-    own = host.dur_ns - children_sum(host.parent, host.dur_ns)
-    rows = np.flatnonzero(inside)
-    total = sum(step.dur_ns for step in steps.steps)
-    rest = total - int(own[rows].sum())  # between rows that overlap a step's edge
-    return DividedTime(
-        line=np.append(lines.line[rows], ABSENT).astype(np.int32),
-        phase=np.append(lines.phase[rows], LinePhase.OTHER).astype(np.int8),
-        dur_ns=np.append(own[rows], rest),
-        total_ns=total,
-        steps=len(steps.steps),
-    )
 
 
 def _divide_device(trace: Trace, lines: HostLines, work: Work, steps: Steps) -> DividedTime:
@@ -362,12 +358,13 @@ def list_line_operators(
         row = rows[first[place]]
         mine = found.setdefault(int(lines.line[row]), [])
         if len(mine) < MOST_ROWS:
+            code = int(host.shapes[row])
             mine.append(
                 LineOperator(
                     name=trace.strings[host.name[row]].removeprefix(NODE),
                     calls=float(calls[place]),
                     ms=float(total[place]) * scale,
-                    shapes=_text(trace, int(host.shapes[row])),
+                    shapes=None if code == ABSENT else trace.strings[code],
                 )
             )
     return {code: tuple(operators) for code, operators in found.items()}
@@ -405,10 +402,6 @@ def _outermost(trace: Trace, lines: HostLines) -> Bools:
     outer = np.zeros(len(host), np.bool_)
     outer[rows[(around < 0) | (around < mark)]] = True
     return outer
-
-
-def _text(trace: Trace, code: int) -> str | None:
-    return None if code == ABSENT else trace.strings[code]
 
 
 # How long operators take, as a trace with marked lines shows: by name and shapes, or by likeness.
@@ -513,7 +506,7 @@ def work_of(name: str, shapes: Shapes, dtype: str) -> float:
     if short in _CONVOLUTIONS and len(shapes) > 1:
         filters = shapes[2] if short == "convolution_backward" and len(shapes) > 2 else shapes[1]
         return 2.0 * math.prod(shapes[0]) * math.prod(filters) / max(1, filters[0])
-    item = ITEM_BYTES.get(dtype, _FALLBACK_BYTES)
+    item = PROFILER_BYTES.get(dtype, _FALLBACK_BYTES)
     return float(item * sum(math.prod(shape) for shape in shapes))
 
 
@@ -532,4 +525,4 @@ def _multiplies(name: str) -> bool:
 
 def first_dtype(dtypes: Sequence[object]) -> str:
     """The one that an operator is looked up by."""
-    return next((one for one in dtypes if isinstance(one, str) and one in ITEM_BYTES), "")
+    return next((one for one in dtypes if isinstance(one, str) and one in PROFILER_BYTES), "")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
-from stepscope.explain.findings import find_in_nccl
-from stepscope.explain.nccl_groups import NcclGroup, group_communicators
-from stepscope.records.explanation import NcclSummary
-from stepscope.records.nccl import Choice, CommunicatorRow, NcclLink, NcclLog, TransportRow
+from stepscope.explain.findings import apply_rules, sort_findings
+from stepscope.explain.findings.nccl import NcclEvidence, NcclGroup, group_communicators
+from stepscope.records.explanation import Finding, NcclSummary
+from stepscope.records.nccl import (
+    Choice,
+    CommunicatorRow,
+    NcclLink,
+    NcclLog,
+    TransportRow,
+)
 from stepscope.text.words import counted
 from stepscope.trace.nccl_log.lines import find_nccl_logs
 from stepscope.trace.nccl_log.read import read_nccl_log
@@ -138,3 +144,8 @@ def _list_notes(logs: list[NcclLog], groups: list[NcclGroup], calls: int) -> Ite
             "the logs hold no calls: set NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH,COLL,TUNING to add them "
             "and their algorithms"
         )
+
+
+def find_in_nccl(logs: Sequence[NcclLog]) -> tuple[Finding, ...]:
+    """Return findings about how the ranks are connected."""
+    return sort_findings(apply_rules("nccl", NcclEvidence(logs, group_communicators(logs))))

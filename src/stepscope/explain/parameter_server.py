@@ -4,7 +4,6 @@ are, and whether it pays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -232,11 +231,8 @@ def mean_of_slowest(times: WorkerTimes) -> float:
     are taken to be independent."""
     if times.side_by_side:
         return float(np.max(times.own_ns, axis=0).mean())
-    return _expected_maximum([np.sort(series) for series in times.own_ns])
-
-
-def _expected_maximum(ordered: Sequence[Floats]) -> float:
-    """Of one draw from each sorted series."""
+    # Of one draw from each sorted series.
+    ordered = [np.sort(series) for series in times.own_ns]
     values = np.unique(np.concatenate(ordered))
     below = np.ones(len(values))
     for series in ordered:

@@ -43,8 +43,13 @@ from stepscope.explain.memory.captured import (
     memory_of_capture,
 )
 from stepscope.explain.memory.lifetimes import growth_of_steps
-from stepscope.explain.memory.model import StepCalls, find_batch, find_transformer
-from stepscope.explain.memory.theory import make_theory, transformer_activations
+from stepscope.explain.memory.model import (
+    StepCalls,
+    find_batch,
+    find_transformer,
+    make_theory,
+    transformer_activations,
+)
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import RankExplanation, Steps, StepTime

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -12,19 +12,18 @@ from stepscope.errors import NotCapturedError
 from stepscope.explain.flops.costs import Chosen, Costs, Pieces, choose, count_costs, cut
 from stepscope.explain.job.rank_part import measure_rank_steps
 from stepscope.explain.memory.model import StepCalls, read_calls
-from stepscope.explain.roofline import find_ceilings
 from stepscope.explain.strategies import find_strategies
 from stepscope.records.explanation import Steps, Timeline
-from stepscope.records.hardware import Ceilings
+from stepscope.records.hardware import Ceilings, DeviceSpec, PeakSource, Profile, find_device
 from stepscope.records.job import CollectiveCalls, RankSteps
 from stepscope.records.rank import MeasuredSteps, RankInputs
+from stepscope.records.trace import Trace
 from stepscope.step.collectives import list_calls
 from stepscope.step.correct import Corrected, correct, find_slowness
 from stepscope.step.cuda_graphs import add_recordings, is_of_graphs
-from stepscope.step.graph import CallKind
+from stepscope.step.graph import CallKind, Typical, typical_step
 from stepscope.step.steps import find_steps
 from stepscope.step.timeline import HostTime, divide, step_time, watch_host
-from stepscope.step.typical import Typical, typical_step
 from stepscope.step.work import Work, find_work
 
 if TYPE_CHECKING:
@@ -192,3 +191,43 @@ class RankAnalysis:
         except NotCapturedError:
             return None
         return step if 0 < step.step_ns < 1e6 * (self.profiled_ms or 0.0) else None
+
+
+_known_device = lru_cache(maxsize=64)(find_device)  # most ranks of a job have the same device
+
+
+def find_ceilings(trace: Trace, profile: Profile | None) -> Ceilings | None:
+    """As calibrated, else from the data sheet; None where neither knows the device."""
+    spec = _spec(trace)
+    flops: dict[str, float] = dict(spec.peaks) if spec else {}
+    flops_source: dict[str, PeakSource] = dict.fromkeys(flops, "table")
+    bytes_s = spec.bandwidth_bytes_s if spec else None
+    bytes_source: PeakSource | None = "table" if spec else None
+    source = [spec.source] if spec else []
+    if profile:
+        flops |= profile.matmul_flops
+        flops_source |= dict.fromkeys(profile.matmul_flops, "calibrated")
+        if profile.copy_bytes_s:
+            bytes_s, bytes_source = profile.copy_bytes_s, "calibrated"
+        source = [f"measured by stepscope calibrate on {profile.host}", *source]
+    if not flops and bytes_s is None:
+        return None
+    return Ceilings(
+        device=trace.device_name or (profile.device if profile else "") or trace.kind,
+        flops=flops,
+        bytes_s=bytes_s,
+        flops_source=flops_source,
+        bytes_source=bytes_source,
+        source="; for the rest: ".join(source),
+        threads=profile.threads if profile and profile.kind == "cpu" else None,
+        doubt=profile.doubt if profile else "",
+    )
+
+
+def _spec(trace: Trace) -> DeviceSpec | None:
+    name = trace.device_name
+    if name is None:
+        return None
+    device = next(device for device in trace.devices if device.name == name)
+    memory, multiprocessors = max(device.memory_bytes, 0), max(device.multiprocessors, 0)
+    return _known_device(name, memory or None, multiprocessors or None)

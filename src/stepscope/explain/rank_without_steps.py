@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.explain.findings import healthy, sort_findings
-from stepscope.explain.findings.memory import memory_leak, memory_near_limit
-from stepscope.explain.findings.memory.fragmentation import find_in as find_fragmentation
+from stepscope.explain.findings import sort_findings
+from stepscope.explain.findings.healthy import healthy
+from stepscope.explain.findings.memory import find_leak, fragmentation, memory_near_limit
 from stepscope.explain.host_calls import is_library
 from stepscope.explain.incomplete_ranks import MEMORY_ONLY, SERVER_ONLY, untimed_rank
 from stepscope.explain.memory.captured import fragmentation_of
 from stepscope.explain.memory.lifetimes import thinned
-from stepscope.explain.memory.theory import biggest, held_words
+from stepscope.explain.memory.model import biggest, held_words
 from stepscope.explain.memory.traced import largest_sites
 from stepscope.explain.parameter_server import summarise_together
 from stepscope.records import remedies
@@ -82,30 +82,31 @@ def refuse_mixtures(ranks: Sequence[RankExplanation]) -> None:
 
 def find_in_memory(memory: Memory) -> tuple[Finding, ...]:
     """The most severe first; with nothing wrong, what the memory holds."""
-    rules = (memory_near_limit.find_in, find_fragmentation, memory_leak.find_in)
+    rules = (memory_near_limit.judge, fragmentation.judge, find_leak)
     problems = [finding for find in rules if (finding := find(memory))]
-    return sort_findings([_describe_contents(memory), *problems])
-
-
-def _describe_contents(memory: Memory) -> Finding:
     reserved = f" of {size(memory.reserved_bytes)} reserved" if memory.reserved_bytes else ""
-    return healthy.RULE.finding(
-        title="Memory",
-        share=0.0,
-        of="memory",
-        severity="none",
-        summary=f"{size(memory.peak_bytes)} allocated{reserved} ({memory.measured}). Most of it is "
-        f"{biggest(memory)}.",
-        evidence=(
-            *held_words(memory),
-            "no request failed, and little of what is reserved is unused",
-        ),
-        remedies=(
-            remedies.STEPSCOPE_RUN.offer(
-                "Record with `stepscope run`: it separates parameters, gradients, optimizer state "
-                "and activations"
+    return sort_findings(
+        [
+            healthy.finding(
+                title="Memory",
+                share=0.0,
+                of="memory",
+                severity="none",
+                summary=f"{size(memory.peak_bytes)} allocated{reserved} ({memory.measured}). "
+                f"Most of it is {biggest(memory)}.",
+                evidence=(
+                    *held_words(memory),
+                    "no request failed, and little of what is reserved is unused",
+                ),
+                remedies=(
+                    remedies.STEPSCOPE_RUN.offer(
+                        "Record with `stepscope run`: it separates parameters, gradients, "
+                        "optimizer state and activations"
+                    ),
+                ),
             ),
-        ),
+            *problems,
+        ]
     )
 
 
@@ -449,11 +450,29 @@ def explain_server(path: Path, name: str) -> RankExplanation:
     summary = explain_together_folder(run)
     if summary is None:
         raise NotCapturedError(f"{run}: no worker finished a step with the parameter server")
+    workers, shards = len(summary.workers), len(summary.shards)
+    who = f"{counted(workers, 'worker')} and {counted(shards, 'shard')}"
     return untimed_rank(
         path=name,
         kind="cpu",
         events=sum(shard.updates + shard.pulls for shard in summary.shards) + summary.updates,
-        findings=(_describe_run(summary),),
+        findings=(
+            healthy.finding(
+                title="Parameter server",
+                share=0.0,
+                of="run",
+                severity="none",
+                summary=f"{summary.consistency} {_PAYS[summary.verdict]}: {who} apply "
+                f"{significant(summary.updates_per_s)} updates per second.",
+                evidence=(summary.why,),
+                remedies=(
+                    remedies.STEPSCOPE_RUN.offer(
+                        "Start the training with `stepscope run` to see where the workers' own "
+                        "time goes"
+                    ),
+                ),
+            ),
+        ),
         quality=(Note(id=SERVER_ONLY, detail="no trace: only the parameter server was recorded"),),
     )
 
@@ -462,22 +481,3 @@ def explain_together_folder(*runs: Path) -> TogetherSummary | None:
     """The run folders of one job; None without a parameter server or a finished step."""
     events = read_server_events(runs)
     return summarise_together(events) if events is not None else None
-
-
-def _describe_run(summary: TogetherSummary) -> Finding:
-    workers, shards = len(summary.workers), len(summary.shards)
-    who = f"{counted(workers, 'worker')} and {counted(shards, 'shard')}"
-    return healthy.RULE.finding(
-        title="Parameter server",
-        share=0.0,
-        of="run",
-        severity="none",
-        summary=f"{summary.consistency} {_PAYS[summary.verdict]}: {who} apply "
-        f"{significant(summary.updates_per_s)} updates per second.",
-        evidence=(summary.why,),
-        remedies=(
-            remedies.STEPSCOPE_RUN.offer(
-                "Start the training with `stepscope run` to see where the workers' own time goes"
-            ),
-        ),
-    )

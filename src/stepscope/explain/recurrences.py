@@ -247,18 +247,14 @@ def _repeated(
         features=given[1],
         layers=weights,
     )
-    yield RecurrentCalls(recurrence=made, rows=calls.rows[_between(call.places)])
-
-
-def _between(places: Indices) -> Indices:
-    """These places, and all between two neighbours that are not far apart."""
-    apart = np.diff(places)
+    # These places, and all between two neighbours that are not far apart.
+    apart = np.diff(call.places)
     far = np.flatnonzero(apart > _APART * median(apart)) if len(apart) else apart
-    first = places[np.concatenate(([0], far + 1))]
-    last = places[np.concatenate((far, [len(places) - 1]))]
+    first = call.places[np.concatenate(([0], far + 1))]
+    last = call.places[np.concatenate((far, [len(call.places) - 1]))]
     stretches = [np.arange(begin, end + 1) for begin, end in zip(first, last, strict=True)]
     joined: Indices = np.concatenate(stretches).astype(np.intp)
-    return joined
+    yield RecurrentCalls(recurrence=made, rows=calls.rows[joined])
 
 
 def _is_shape(value: Any, dims: int | None = None) -> bool:

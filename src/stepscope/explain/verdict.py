@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.findings import NO_LOSS, find_in_job, find_in_together, sort_findings
-from stepscope.explain.findings.host import host_bound
+from stepscope.explain.findings import NO_LOSS, apply_rules, sort_findings
+from stepscope.explain.findings.evidence import JobEvidence
+from stepscope.explain.findings.host import ON_CPU
 from stepscope.explain.incomplete_ranks import tell_span
 from stepscope.records.explanation import (
     SEVERITIES,
@@ -68,7 +69,7 @@ def judge(
         ranks = explain_waits(ranks, waits, error_ns)
         ranks = without_window_waits(ranks, waits, error_ns)
         budget = mean_budget(ranks)
-    of_server = find_in_together(together) if together else ()
+    of_server = apply_rules("together", together) if together else ()
     findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ()), *of_server))
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
@@ -107,7 +108,7 @@ def leading_remedies(finding: Finding) -> tuple[Remedy, ...]:
     causes it: it treats only steps that have too little to do. On a CPU that is what Python between
     operators means, unless its line is known."""
     ids = {remedy.id for remedy in finding.remedies}
-    small = finding.id in _OF_SMALL_BATCHES or finding.title == host_bound.ON_CPU
+    small = finding.id in _OF_SMALL_BATCHES or finding.title == ON_CPU
     if small and OWN_PYTHON.id not in ids:
         return finding.remedies
     return tuple(remedy for remedy in finding.remedies if remedy.id != BATCH.id)
@@ -178,7 +179,7 @@ def _join_ranks(
     others = [rank.part for rank in untraced]
     job = costs_of_record(join_ranks(parts, calibrations, others), budget.step_ms)
     strategies = _scale_strategies(join_strategies(spread, job.clock), ranks, budget.step_ms)
-    return job, strategies, find_in_job(job, strategies)
+    return job, strategies, tuple(apply_rules("job", JobEvidence(job, strategies)))
 
 
 def _scale_strategies(
@@ -204,16 +205,13 @@ def _merge(
         for finding in rank.findings:
             known = worst.get(finding.id)
             if known is None or finding.share > known.share:
-                worst[finding.id] = _name_rank(finding, rank, several=len(ranks) > 1)
+                # Name the rank whose step the figures refer to; among several,
+                # the budget is their mean.
+                summary = finding.summary
+                if len(ranks) > 1:
+                    summary = summary.replace("of the step", f"of {rank.called}'s step", 1)
+                worst[finding.id] = replace(finding, rank=rank.rank, summary=summary)
     return tuple(put_cause_first(list(sort_findings(worst.values()))))
-
-
-def _name_rank(finding: Finding, rank: RankExplanation, *, several: bool) -> Finding:
-    """Name the rank whose step the figures refer to; among several, the budget is their mean."""
-    summary = finding.summary
-    if several:
-        summary = summary.replace("of the step", f"of {rank.called}'s step", 1)
-    return replace(finding, rank=rank.rank, summary=summary)
 
 
 def put_cause_first(findings: list[Finding]) -> list[Finding]:

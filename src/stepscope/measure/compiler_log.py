@@ -160,6 +160,10 @@ class CompilerLog:
         if self._graphs > MOST_GRAPHS or not self._captures_graphs:
             return
         options = getattr(graph, "fx_kwargs", None) or {}
+        # None also when nobody asked for CUDA graphs.
+        reason = getattr(graph, "disabled_cudagraphs_reason", None)
+        info = getattr(graph, "cudagraph_info", None)
+        more = getattr(info, "cudagraph_fail_reasons", None) or ()
         self._lines.append(
             {
                 "what": "graph",
@@ -167,7 +171,9 @@ class CompilerLog:
                 "compile_id": _compile_id(),
                 "backward": options.get("is_backward"),
                 "devices": sorted(map(str, getattr(graph, "device_types", ()))),
-                "not_graphed": _why_not_graphed(graph),
+                "not_graphed": (
+                    "; ".join(map(str, (reason,) if reason else more))[:_MOST_REASON] or None
+                ),
                 "operators": getattr(graph, "inductor_post_grad_graph_str", None),
                 "code": getattr(graph, "source_code", None),
             }
@@ -179,14 +185,6 @@ class CompilerLog:
             self._captures_graphs = self._captures.is_wanted = False
             self._lines = [line for line in self._lines if line["what"] != "graph"]
         return self
-
-
-def _why_not_graphed(graph: Any) -> str | None:
-    """None also when nobody asked for CUDA graphs."""
-    reason = getattr(graph, "disabled_cudagraphs_reason", None)
-    info = getattr(graph, "cudagraph_info", None)
-    more = getattr(info, "cudagraph_fail_reasons", None) or ()
-    return "; ".join(map(str, (reason,) if reason else more))[:_MOST_REASON] or None
 
 
 @never_raise

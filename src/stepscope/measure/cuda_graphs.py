@@ -255,24 +255,18 @@ def _add_place(rows: CaptureRows, forward: dict[int, Where], node: Any) -> None:
         rows.places[-1] = forward.get(node._sequence_nr())
         return
     frame, rows.in_optimizer[-1] = outside_torch(sys._getframe(1))
-    place = None if frame is None else _where(frame)
+    place = (
+        None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    )
     rows.places[-1] = place
     if place is not None and len(forward) < MOST_OPERATORS:
-        number = _last_number()
+        # Of the node that autograd made last: an operator's own is made before it runs.
+        import torch
+
+        following = getattr(torch.autograd, "_get_sequence_nr", None)
+        number = None if following is None else following() - 1
         if number is not None:
             forward.setdefault(number, place)
-
-
-def _last_number() -> int | None:
-    """Of the node that autograd made last: an operator's own is made before it runs."""
-    import torch
-
-    following = getattr(torch.autograd, "_get_sequence_nr", None)
-    return None if following is None else following() - 1
-
-
-def _where(frame: FrameType) -> Where:
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
 def outside_torch(frame: FrameType | None) -> tuple[FrameType | None, bool]:

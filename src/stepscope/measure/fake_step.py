@@ -88,13 +88,10 @@ def answer(request: FakeRequest) -> NoReturn:
     except BaseException as error:
         found["failed"] = _describe(error, request.script)
     finally:
-        _write(to, json.dumps(found).encode())
+        content = json.dumps(found).encode()
+        while content:
+            content = content[os.write(to, content) :]
         os._exit(0)  # whatever the script started goes with this process
-
-
-def _write(file: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(file, content) :]
 
 
 def run_fake(request: FakeRequest) -> FakeStep:
@@ -163,19 +160,17 @@ class _WatchedScript:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             result = run_backward(*args, **kwargs)
-            self._pass_ends()
+            # A backward pass frees what was kept for it: of several in a step, the largest
+            # counts.
+            self._passes += 1
+            if self._kept_now.total() > self.step.kept.total():
+                self.step.kept = self._kept_now
+            self._kept_now = Counter()
             if self._anchor is None and self._passes >= _PASSES_WITHOUT_OPTIMIZER:
                 self._step_ends(())
             return result
 
         autograd._engine_run_backward = run
-
-    def _pass_ends(self) -> None:
-        """A backward pass frees what was kept for it: of several in a step, the largest counts."""
-        self._passes += 1
-        if self._kept_now.total() > self.step.kept.total():
-            self.step.kept = self._kept_now
-        self._kept_now = Counter()
 
     def _before_optimizer(self, _optimizer: Any, args: Any, kwargs: Any) -> Any:
         self._in_optimizer += 1
@@ -508,7 +503,10 @@ def change_no_file() -> None:
     builtins.open = io.open = open_unless_written
     os.mkdir = make_temporary
     sys.addaudithook(refuse_removal)
-    _save_nothing()
+    # torch.save writes in C++.
+    import torch
+
+    torch.save = lambda *_args, **_kwargs: None
 
 
 def _is_under(path: Any, folder: Path) -> bool:
@@ -516,13 +514,6 @@ def _is_under(path: Any, folder: Path) -> bool:
         return Path(os.fsdecode(path)).resolve().is_relative_to(folder)
     except (TypeError, ValueError, OSError):
         return False
-
-
-def _save_nothing() -> None:
-    """torch.save writes in C++."""
-    import torch
-
-    torch.save = lambda *_args, **_kwargs: None
 
 
 # Runs scripts with fake tensors, each in a fork of one process that has imported torch already.
@@ -537,43 +528,37 @@ ENDED = "ended"
 
 
 def main() -> None:
-    _import_torch()
+    # All that takes long, but no backward pass: its threads would not survive a fork.
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).relu()
     protocol = os.dup(1)
     os.dup2(2, 1)
     for line in sys.stdin:
         child = os.fork()
         if not child:
             os.close(protocol)
-            _answer_alone(line.rstrip("\n"))
+            # In the fork: nothing that the script prints or reads is the server's.
+            file = line.rstrip("\n")
+            try:
+                os.setsid()
+                request = FakeRequest(**json.loads(Path(file).read_bytes()))
+                os.chdir(request.cwd)
+                _redirect(os.devnull, os.O_RDONLY, 0)
+                _redirect(os.devnull, os.O_WRONLY, 1)
+                _redirect(request.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 2)
+                # Also if nobody waits any more.
+                signal.setitimer(signal.ITIMER_REAL, request.limit_s)
+                answer(request)
+            finally:
+                with contextlib.suppress(OSError):
+                    sys.stderr.flush()
+                os._exit(1)
         os.write(protocol, f"{child}\n".encode())
         os.waitpid(child, 0)
         os.write(protocol, f"{ENDED}\n".encode())
-
-
-def _import_torch() -> None:
-    """All that takes long, but no backward pass: its threads would not survive a fork."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).relu()
-
-
-def _answer_alone(file: str) -> NoReturn:
-    """In the fork: nothing that the script prints or reads is the server's."""
-    try:
-        os.setsid()
-        request = FakeRequest(**json.loads(Path(file).read_bytes()))
-        os.chdir(request.cwd)
-        _redirect(os.devnull, os.O_RDONLY, 0)
-        _redirect(os.devnull, os.O_WRONLY, 1)
-        _redirect(request.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 2)
-        signal.setitimer(signal.ITIMER_REAL, request.limit_s)  # also if nobody waits any more
-        answer(request)
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stderr.flush()
-        os._exit(1)
 
 
 def _redirect(file: str, flags: int, descriptor: int) -> None:

@@ -103,7 +103,10 @@ def _watch_engine(session: Session) -> None:
             return original(outputs, *args, **kwargs)
         if not kwargs.get("accumulate_grad"):
             result = original(outputs, *args, **kwargs)
-            if not _creates_graph(args) and not session.in_backward:
+            if (
+                not (len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH]))
+                and not session.in_backward
+            ):
                 if session.trial is not None and get_ident() == session.thread:
                     session.trial.gradient_was_taken(outputs, session.number)
                 session.gradient_was_taken()
@@ -130,11 +133,6 @@ def _watch_engine(session: Session) -> None:
     # torch.autograd holds a name of its own for it; tracers replace and restore both.
     replace(torch.autograd, "_engine_run_backward", run_backward)
     replace(torch.autograd.graph, "_engine_run_backward", run_backward)
-
-
-def _creates_graph(args: tuple[Any, ...]) -> bool:
-    """Gradients that will be differentiated again are part of a loss."""
-    return len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH])
 
 
 def _watch_grad_scaler(session: Session) -> None:

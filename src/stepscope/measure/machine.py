@@ -253,7 +253,13 @@ class HostLoadMeter:
         self._add_others(began, now)
         with unseen():
             for tensor in _tensors(optimizers):
-                self._count_denormals(tensor)
+                torch = sys.modules["torch"]
+                with torch.no_grad():
+                    flat = tensor.detach().reshape(-1)
+                    size = flat[:: max(1, flat.numel() // _VALUES)].abs()
+                    least = torch.finfo(flat.dtype).tiny
+                    self._values[0] += size.numel()
+                    self._values[1] += int(((size > 0) & (size < least)).sum())
 
     @never_raise
     def content(self) -> Counts | None:
@@ -305,15 +311,6 @@ class HostLoadMeter:
             for name, cpu_ns in named
             if cpu_ns >= _LEAST_CORES * wall_ns
         ]
-
-    def _count_denormals(self, tensor: Any) -> None:
-        torch = sys.modules["torch"]
-        with torch.no_grad():
-            flat = tensor.detach().reshape(-1)
-            size = flat[:: max(1, flat.numel() // _VALUES)].abs()
-            least = torch.finfo(flat.dtype).tiny
-            self._values[0] += size.numel()
-            self._values[1] += int(((size > 0) & (size < least)).sum())
 
 
 def _tensors(optimizers: Iterable[Any]) -> list[Any]:

@@ -68,7 +68,11 @@ def attaching() -> Iterator[list[Undo]]:
 def detach(layer: list[Undo]) -> None:
     """Take everything back, the latest first."""
     while layer:
-        _restore(layer.pop())
+        undo = layer.pop()
+        try:
+            undo()
+        except Exception as error:
+            note("detaching", error)
 
 
 def attaching_later(action: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -92,13 +96,6 @@ def _attaching_to(layer: list[Undo]) -> Iterator[None]:
         _layer = before
 
 
-def _restore(undo: Undo) -> None:
-    try:
-        undo()
-    except Exception as error:
-        note("detaching", error)
-
-
 # Act right after a module is imported, whoever imports it, however lazily.
 #
 # Many libraries call `importlib.util.find_spec("torch")` only to learn whether torch is installed.
@@ -113,8 +110,10 @@ def when_imported(name: str, action: Action) -> None:
     A module that imports torch first is being loaded while torch's own action runs. Its loader acts
     afterwards if it was expected when its import began.
     """
-    if name in sys.modules and not _is_loading(sys.modules[name]):
-        _run([action], name, sys.modules[name])
+    module = sys.modules.get(name)
+    is_loading = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    if module is not None and not is_loading:
+        _run([action], name, module)
         return
     action = attaching_later(action)
     _actions.setdefault(name, []).append(action)
@@ -126,10 +125,6 @@ def when_imported(name: str, action: Action) -> None:
 def expect(name: str) -> None:
     """Actions for this module will be given later, perhaps while it is being loaded."""
     when_imported(name, lambda _module: None)
-
-
-def _is_loading(module: Any) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _run(actions: list[Action], name: str, module: Any) -> None:
@@ -155,7 +150,19 @@ class _Finder:
         finally:
             self._asking.name = None
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            _act_after(spec, name)
+            # Patch the spec's own loader, which may never be used; nothing else changes.
+            loader = spec.loader
+            original = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                vars(loader).pop("exec_module", None)
+                original(module)
+                _run(_actions.get(name, []), name, module)
+
+            try:
+                loader.exec_module = exec_module
+            except (AttributeError, TypeError) as error:
+                note(f"hooking {name}", error)
         return spec
 
     def _ask_others(self, name: str, path: Any, target: Any) -> Any:
@@ -167,22 +174,6 @@ class _Finder:
             if spec is not None:
                 return spec
         return None
-
-
-def _act_after(spec: Any, name: str) -> None:
-    """Patch the spec's own loader, which may never be used; nothing else changes."""
-    loader = spec.loader
-    original = loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        vars(loader).pop("exec_module", None)
-        original(module)
-        _run(_actions.get(name, []), name, module)
-
-    try:
-        loader.exec_module = exec_module
-    except (AttributeError, TypeError) as error:
-        note(f"hooking {name}", error)
 
 
 # Hides our frames from torch.compile.

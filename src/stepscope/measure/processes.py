@@ -209,7 +209,10 @@ class TrainingThread:
     def __init__(self, close: Callable[[], None]) -> None:
         self._training = threading.current_thread()
         self._closing: threading.Thread | None = None
-        if _is_ray_worker() and self._training is not threading.main_thread():
+        if (
+            any(word.endswith(_PROGRAM) for word in sys.argv[:1])
+            and self._training is not threading.main_thread()
+        ):
             self._closing = started_thread(lambda: self._close_after(close), "stepscope-end")
 
     def _close_after(self, close: Callable[[], None]) -> None:
@@ -222,7 +225,3 @@ class TrainingThread:
         closing = self._closing
         if closing is not None and not self._training.is_alive():
             closing.join(_LONGEST_S)
-
-
-def _is_ray_worker() -> bool:
-    return any(word.endswith(_PROGRAM) for word in sys.argv[:1])

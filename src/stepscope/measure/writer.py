@@ -298,19 +298,16 @@ class StepPacking:
             yield from _read_block(tail, columns)
             with layout.replacing(part) as unfinished:
                 yield from _write_gzip(unfinished, columns.encode())
-            self._cut(tail, part)
+            # Replace steps.jsonl by what follows the block; if that fails, the part goes again.
+            try:
+                with layout.replacing(self._tail) as rest:
+                    rest.write_bytes(tail.read())
+            except BaseException:
+                layout.remove(part)
+                raise
+            self._parts += 1
         self._lines -= columns.steps
         self._wanted = BLOCK + KEPT
-
-    def _cut(self, tail: IO[bytes], part: Path) -> None:
-        """Replace steps.jsonl by what follows the block; if that fails, the part goes again."""
-        try:
-            with layout.replacing(self._tail) as rest:
-                rest.write_bytes(tail.read())
-        except BaseException:
-            layout.remove(part)
-            raise
-        self._parts += 1
 
 
 def _read_block(tail: IO[bytes], columns: PartColumns) -> Iterator[None]:

@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.memory.model import ATTENTION
-from stepscope.predict.data_parallel import in_step
-from stepscope.predict.kernel_costs import (
-    Family,
-    after_start,
-    roofline_ns,
-    with_durations,
-)
+from stepscope.predict.fitted import fitted, table
+from stepscope.predict.kernel_costs import Family, after_start, roofline_ns, with_durations
 from stepscope.predict.peak_memory.backward_graph import (
     FULL,
     NARROW,
@@ -30,9 +24,10 @@ from stepscope.predict.peak_memory.backward_graph import (
     autocast_rules,
     autocast_widths,
 )
-from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_context import StepContext, in_step
 from stepscope.predict.step_spans import captured_graph, created_nodes
 from stepscope.records.change_values import mode_of
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import Ceilings
 from stepscope.records.memory import CapturedBackward
 from stepscope.records.trace import HostKind, Trace
@@ -44,7 +39,7 @@ from stepscope.trace.links import distinct, nearest_of
 from stepscope.trace.run_folder.rank_facts import read_facts
 
 if TYPE_CHECKING:
-    from stepscope.step.graph import Flags, Floats, Ints
+    from stepscope.step.graph import Flags, Ints
 
     Value = tuple[int, int]
     Reads = frozenset[tuple[int, int]]
@@ -54,9 +49,6 @@ if TYPE_CHECKING:
 # The captured backward graph says how wide each operator's inputs and results would be. Without a
 # graph, elementwise work counts as narrow; if norms return fp32, the residual stream is fp32 too,
 # and only activations are narrow.
-#
-# The factors are those of operators that `probe` timed both ways on an H200: all their time in bf16
-# over all their time in fp32, of twelve library models (adds by index: of one).
 
 NORM = lazy_pattern(r"^aten::(?:native_)?(?:layer|group|rms)_norm$|^aten::_?fused_rms_norm$")
 _STAYS_FP32 = lazy_pattern(
@@ -69,10 +61,11 @@ _OVER_WINDOWS = lazy_pattern(r"pool|roll")
 _ATOMIC_ADDS = lazy_pattern(r"index_add|scatter_add")
 _ELEMENTWISE = lazy_pattern(r"elementwise_kernel")
 _VECTORIZED = lazy_pattern(r"vectorized_elementwise_kernel")
-_HALF_BYTES, _STRIDED, _NARROW_ATOMICS = 0.5, 0.8, 1.15
-_MIXED = 1.3  # a kernel that casts each element it reads
+_STRIDED = fitted("kernels.autocast_strided")
+_NARROW_ATOMICS = fitted("kernels.autocast_atomics")
+_MIXED = fitted("kernels.autocast_mixed")  # a kernel that casts each element it reads
 # cuDNN has no batch norm from bf16 to fp32 statistics; PyTorch's own takes this much longer.
-_OWN_BATCH_NORM = {"aten::cudnn_batch_norm": 1.67, "aten::cudnn_batch_norm_backward": 1.25}
+_OWN_BATCH_NORM = table("kernels.own_batch_norm", dict[str, float])
 
 
 class Width(IntEnum):
@@ -88,39 +81,29 @@ def retime_elements(
     context: StepContext, graph: StepGraph, wide: Flags, others: Flags
 ) -> StepGraph:
     """`others` are tasks that are no products, `wide` those that may become narrower."""
+    stays = context.named(_STAYS_FP32.search)
     width = _find_widths(context)
-    guessed = np.where(wide & _guess_narrow(context), Width.NARROW, Width.FULL)
-    factor = _factors(context, np.where(width == Width.UNKNOWN, guessed, width))
+    unknown = width == Width.UNKNOWN
+    if unknown.any():  # guess by names alone
+        phase = context.task_phase
+        narrow = wide & ~stays & ((phase == Phase.FORWARD) | (phase == Phase.BACKWARD))
+        if context.named(NORM.search).any():
+            narrow &= context.named(_ACTIVATION.search)
+        width = np.where(unknown, np.where(narrow, Width.NARROW, Width.FULL), width)
+    by_index = context.named(_BOUND_BY_INDEX.search)
+    elementwise = context.kernels_named(_ELEMENTWISE.search)
+    strided = elementwise & ~context.kernels_named(_VECTORIZED.search)
+    strided |= context.named(_OVER_WINDOWS.search)
+    factor = np.where(by_index, 1.0, np.where(strided, _STRIDED, NARROW / FULL))
+    factor = np.where(context.named(_ATOMIC_ADDS.search), _NARROW_ATOMICS, factor)
+    factor = np.where(width == Width.NARROW, factor, 1.0)
+    factor = np.where((width == Width.MIXED) & elementwise & ~by_index, _MIXED, factor)
+    factor = np.where(stays, 1.0, factor)
     dur = graph.tasks.dur_ns
     dur = np.where(others & (factor != 1.0), after_start(dur, factor), dur)
     for name, slower in _OWN_BATCH_NORM.items():
         dur = np.where(context.named(name.__eq__), slower * dur, dur)
     return with_durations(graph, dur)
-
-
-def _factors(context: StepContext, width: Ints) -> Floats:
-    by_index = context.named(_BOUND_BY_INDEX.search)
-    elementwise = context.kernels_named(_ELEMENTWISE.search)
-    strided = elementwise & ~context.kernels_named(_VECTORIZED.search)
-    strided |= context.named(_OVER_WINDOWS.search)
-    factor = np.where(strided, _STRIDED, _HALF_BYTES)
-    factor = np.where(by_index, 1.0, factor)
-    factor = np.where(context.named(_ATOMIC_ADDS.search), _NARROW_ATOMICS, factor)
-    mixed = np.where(elementwise & ~by_index, _MIXED, 1.0)
-    factor = np.where(width == Width.NARROW, factor, 1.0)
-    stays = context.named(_STAYS_FP32.search)
-    chosen: Floats = np.where(width == Width.MIXED, mixed, factor)
-    return np.where(stays, 1.0, chosen)
-
-
-def _guess_narrow(context: StepContext) -> Flags:
-    """By names alone."""
-    phase = context.task_phase
-    stays = context.named(_STAYS_FP32.search)
-    if context.named(NORM.search).any():
-        stays |= ~context.named(_ACTIVATION.search)
-    narrow: Flags = ~stays & ((phase == Phase.FORWARD) | (phase == Phase.BACKWARD))
-    return narrow
 
 
 def _find_widths(context: StepContext) -> Ints:
@@ -135,17 +118,11 @@ def _find_widths(context: StepContext) -> Ints:
     creates = place_of_row[:-1] >= 0
     forward = nearest_of(host, creates, calls.row)
     place = place_of_row[np.where(calls.phase == Phase.BACKWARD, context.created_by, forward)]
-    widths = np.array([*_node_widths(graph, find_wide_reads(context)), Width.UNKNOWN], np.int32)
-    of_task: Ints = widths[place][context.graph.tasks.call]
-    return of_task
-
-
-def _node_widths(
-    graph: CapturedBackward, wide_reads: frozenset[tuple[int, int]] = frozenset()
-) -> list[Width]:
     rules = autocast_rules(graph, "cuda")
-    widths = autocast_widths(graph, rules, wide_reads)
-    return [_node_width(graph, place, widths, rules[place]) for place in range(len(graph.nodes))]
+    widths = autocast_widths(graph, rules, find_wide_reads(context))
+    by_node = [_node_width(graph, at, widths, rules[at]) for at in range(len(graph.nodes))]
+    of_task: Ints = np.array([*by_node, Width.UNKNOWN], np.int32)[place][context.graph.tasks.call]
+    return of_task
 
 
 def _node_width(
@@ -231,13 +208,24 @@ def find_wide_reads(context: StepContext) -> Reads:
     places, rows = created_nodes(context)
     if graph is None or not len(rows):
         return frozenset()
-    calls = _asking_calls(context)
     reads: set[tuple[int, int]] = set()
-    for row, elements in calls:
+    for row, elements in _asking_calls(context):
         made = int(np.searchsorted(rows, row))  # rows are in the order of their starts
-        value = _newest(graph, places[:made], elements)
-        if value is not None:
-            reads |= _reads_of(graph, value, places[made:])
+        newest = next(
+            (
+                (place, number)
+                for place in reversed(places[:made].tolist())
+                for number, out in enumerate(graph.nodes[place].outputs)
+                if out.elements == elements
+            ),
+            None,
+        )
+        reads |= {
+            (place, number)
+            for place in places[made:].tolist()
+            for number, edge in enumerate(graph.nodes[place].inputs)
+            if (edge.node, edge.output) == newest
+        }
     return frozenset(reads)
 
 
@@ -258,23 +246,6 @@ def _asking_calls(context: StepContext) -> list[tuple[int, int]]:
         if shapes and dtypes[:1] == [_FLOAT] and asked == _FLOAT_CODE:
             calls.append((row, math.prod(shapes[0])))
     return calls
-
-
-def _newest(graph: CapturedBackward, places: Ints, elements: int) -> tuple[int, int] | None:
-    for place in reversed(places.tolist()):
-        for number, out in enumerate(graph.nodes[place].outputs):
-            if out.elements == elements:
-                return place, number
-    return None
-
-
-def _reads_of(graph: CapturedBackward, value: tuple[int, int], places: Ints) -> Reads:
-    return frozenset(
-        (place, number)
-        for place in places.tolist()
-        for number, edge in enumerate(graph.nodes[place].inputs)
-        if (edge.node, edge.output) == value
-    )
 
 
 # Attention that ran as single operators, and that a fused kernel takes in a narrow dtype.
@@ -337,7 +308,15 @@ def fuse_attention(
                 continue
             whole_ns = float(dur_ns[tasks].sum())
             if not probed[tasks].all():
-                whole_ns = min(whole_ns, _fused_ns(call, dtype, ceilings, bool(in_backward)))
+                fused_ns = roofline_ns(
+                    Family.ATTENTION,
+                    np.array([_PRODUCTS[in_backward] * call.flops]),
+                    np.array([NARROW * _PASSES[in_backward] * float(call.elements)]),
+                    dtype,
+                    ceilings,
+                    backward=bool(in_backward),
+                )
+                whole_ns = min(whole_ns, float(fused_ns[0]))
             left = tasks[: _KERNELS[in_backward]]
             gone[tasks] = True
             gone[left] = False
@@ -361,19 +340,6 @@ def find_attention_nodes(context: StepContext) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(places[owner == row].tolist()) for row in sorted(rows))
 
 
-def _fused_ns(call: UnfusedAttention, dtype: str, ceilings: Ceilings, in_backward: bool) -> float:
-    moved = NARROW * _PASSES[in_backward] * call.elements
-    times: Floats = roofline_ns(
-        Family.ATTENTION,
-        np.array([_PRODUCTS[in_backward] * call.flops]),
-        np.array([moved]),
-        dtype,
-        ceilings,
-        backward=in_backward,
-    )
-    return float(times[0])
-
-
 def _read_sizes(context: StepContext, row: int) -> tuple[float, int] | None:
     """FLOPs and elements, by the shapes of the call around it; None if no fused kernel takes it."""
     host = context.trace.host
@@ -382,9 +348,9 @@ def _read_sizes(context: StepContext, row: int) -> tuple[float, int] | None:
         return None
     if host.shapes[outer] < 0 or host.dtypes[outer] < 0:
         return None
-    columns = (host.shapes, host.dtypes)
     shapes, dtypes = (
-        msgspec.json.decode(context.trace.strings[column[outer]]) for column in columns
+        msgspec.json.decode(context.trace.strings[column[outer]])
+        for column in (host.shapes, host.dtypes)
     )
     query, key, value, mask = (shapes + [[]] * 4)[:4]
     if dtypes[0] != _FLOAT:
@@ -406,12 +372,12 @@ _NARROW = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}
 
 def traced_mode(context: StepContext) -> str:
     """Of the step as it is."""
-    return mode_of(_precision(context), benchmark=_tries_algorithms(context))
+    return changed_mode(context, _precision(context))
 
 
 def changed_mode(context: StepContext, precision: str) -> str:
     """The same step in another precision."""
-    return mode_of(precision, benchmark=_tries_algorithms(context))
+    return mode_of(precision, benchmark=bool(_switches(context).get("cudnn_benchmark")))
 
 
 def may_convolve_in_tf32(context: StepContext) -> bool:
@@ -423,10 +389,6 @@ def convolves_in_fp32(context: StepContext) -> bool:
     """Whether the run forbade cuDNN both tf32 and narrow dtypes; False if that is not known."""
     forbidden = _switches(context).get("cudnn_tf32") is False
     return forbidden and not find_autocast(context.trace)
-
-
-def _tries_algorithms(context: StepContext) -> bool:
-    return bool(_switches(context).get("cudnn_benchmark"))
 
 
 def _switches(context: StepContext) -> dict[str, bool]:
@@ -446,7 +408,7 @@ def _precision(context: StepContext) -> str:
         return "fp32" if switches.get("cudnn_tf32") is False else ""
     operators = context.operators
     products = operators.dtype[operators.family == Family.MATMUL]
-    return "tf32" if (products == DTYPES.index("tf32")).any() else ""
+    return "tf32" if (products == PEAKS.index("tf32")).any() else ""
 
 
 def find_autocast(trace: Trace) -> str:

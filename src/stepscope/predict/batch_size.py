@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,12 +15,15 @@ from msgspec.structs import replace
 
 from stepscope.explain.memory.model import FED
 from stepscope.predict.declaration import Outcome, Refused
-from stepscope.predict.kernel_costs import ELEMENT_BYTES, Family, after_start, retime_tasks
+from stepscope.predict.fitted import fitted
+from stepscope.predict.kernel_costs import Family, after_start, retime_tasks
 from stepscope.predict.operator_library import ProbedStep, find_probed_batch
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.stalls import NORMAL_95, PER_SAMPLES, grow_stalls
+from stepscope.predict.stalls import PER_SAMPLES, grow_stalls
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.tensor_cores import find_sample_convolutions
+from stepscope.records.dtypes import PEAK_BYTES
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.trace import ABSENT, HostKind
 from stepscope.step.call_tree import (
     Levels,
@@ -30,6 +32,7 @@ from stepscope.step.call_tree import (
     distinct_places,
     tensor_shapes,
 )
+from stepscope.step.edit import scale_calls
 from stepscope.step.graph import Phase, StepGraph
 from stepscope.step.replay import step_ns
 from stepscope.step.steps import step_of
@@ -39,15 +42,14 @@ from stepscope.text.figures import milliseconds
 if TYPE_CHECKING:
     from stepscope.step.graph import Flags, Floats, Ints
 
-SPREAD = 0.05
-TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
-_HALF_BLOCKS = 1.15  # smaller blocks read their inputs more often
-# One deviation of the logarithm: recurrent layers multiply as many rows as there are samples, and
-# libraries have other kernels for other numbers of rows. Measured once: 18% too low.
-_RECURRENT_DOUBT = 0.12
-# The same for convolutions that sum over the samples: cuDNN chooses their algorithm by shapes that
-# few models have. Measured once: 40% too low.
-_SAMPLES_DOUBT = 0.4
+SPREAD = fitted("doubts.batch")
+TAIL = fitted("kernels.wave_tail")  # of a wave of blocks: what the last one leaves idle
+_HALF_BLOCKS = fitted("kernels.half_blocks")  # smaller blocks read their inputs more often
+# Recurrent layers multiply as many rows as there are samples, and libraries have other kernels for
+# other numbers of rows. cuDNN chooses the algorithm of convolutions that sum over the samples by
+# shapes that few models have.
+_RECURRENT_DOUBT = fitted("doubts.recurrent_batch")
+_SAMPLES_DOUBT = fitted("doubts.sample_convolutions")
 
 
 class _GrownStep(NamedTuple):
@@ -60,19 +62,34 @@ class _GrownStep(NamedTuple):
 
 def grow_batch(context: StepContext, factor: float) -> Outcome:
     probed, _ = find_probed_batch(context, factor)
-    grow = _grow_calls if context.on_host else _grow_tasks
-    grown = grow(context, factor, probed)
+    grown = (_grow_calls if context.on_host else _grow_tasks)(context, factor, probed)
     known_doubt = probed.error * (1.0 - probed.modelled_share) if probed else 0.0
     loops = allow_for_loops(context, grown.graph, factor)
+    batch = round(context.batch * factor) if context.batch else None
+    sizes = f"{context.batch} -> {batch}" if batch is not None else f"x{factor:g}"
+    said = [f"batch {sizes}: {grown.grows}"]
+    said += [loops.assumption] if loops.assumption else []
+    said.append(grown.rule)
+    said += [probed.describe("modelled")] if probed else []
+    stalls = context.stalls
+    if stalls is not None and stalls.cost_ns.get("data"):
+        said.append(
+            f"data stalls grow {factor:g} times: the loader needs that much longer for a batch"
+        )
+    if stalls is not None and stalls.by_count(PER_SAMPLES):
+        said.append(
+            "evaluation and rollouts may come after as many steps or after as many samples "
+            "as now. The interval covers both"
+        )
     return Outcome(
-        context=_with_batch(context, loops.graph, factor),
-        assumptions=(
-            f"batch {_describe(context, factor)}: {grown.grows}",
-            *((loops.assumption,) if loops.assumption else ()),
-            grown.rule,
-            *((probed.describe("modelled"),) if probed else ()),
-            *_describe_stalls(context, factor),
+        context=replace(
+            context,
+            graph=loops.graph,
+            batch=batch,
+            grown=context.grown * factor,
+            stalls=grow_stalls(stalls, factor),
         ),
+        assumptions=tuple(said),
         spread=grown.spread * (probed.modelled_share if probed else 1.0),
         doubt=math.hypot(known_doubt, grown.doubt, loops.doubt),
         samples=factor,
@@ -84,17 +101,24 @@ def _grow_tasks(context: StepContext, factor: float, probed: ProbedStep | None) 
     growing = find_growing_tasks(context)
     if not growing.any():
         raise Refused("batch: no kernel's shapes depend on the batch")
-    tasks = context.graph.tasks
+    tasks, operators = context.graph.tasks, context.operators
     dur_ns = np.where(growing, _grown_ns(context, factor), tasks.dur_ns)
+    modelled = np.ones(len(dur_ns), np.bool_)
     if probed:
         dur_ns = np.where(growing & probed.known, tasks.dur_ns * probed.factor, dur_ns)
+        modelled = ~probed.known
+    # Algorithms that change with the batch, by their shares of the device's time.
+    recurrent = modelled & (operators.family == Family.RECURRENT)
+    samples = modelled & find_sample_convolutions(context)
+    doubtful_ns = _RECURRENT_DOUBT * float(dur_ns[recurrent].sum())
+    doubtful_ns += _SAMPLES_DOUBT * float(dur_ns[samples].sum())
     return _GrownStep(
-        graph=retime_tasks(context.graph, dur_ns, context.operators.row),
+        graph=retime_tasks(context.graph, dur_ns, operators.row),
         grows=f"{int(growing.sum()):,} of {len(tasks):,} kernels and copies grow with it. CPU time "
         "and the optimizer stay the same",
         rule="a kernel takes longer only once it fills the GPU",
         spread=SPREAD,
-        doubt=_algorithms_doubt(context, dur_ns, probed),
+        doubt=doubtful_ns / max(1.0, float(dur_ns.sum())),
     )
 
 
@@ -114,66 +138,22 @@ def _grow_calls(context: StepContext, factor: float, probed: ProbedStep | None) 
     )
 
 
-def _with_batch(context: StepContext, graph: StepGraph, factor: float) -> StepContext:
-    return replace(
-        context,
-        graph=graph,
-        batch=round(context.batch * factor) if context.batch else None,
-        grown=context.grown * factor,
-        stalls=grow_stalls(context.stalls, factor),
-    )
-
-
-def _describe(context: StepContext, factor: float) -> str:
-    """The batch before and after, or the factor where it is not known."""
-    if not context.batch:
-        return f"x{factor:g}"
-    return f"{context.batch} -> {round(context.batch * factor)}"
-
-
-def _algorithms_doubt(context: StepContext, dur_ns: Floats, probed: ProbedStep | None) -> float:
-    """By the shares of the device's time whose algorithms change with the batch, as far as they
-    were not probed."""
-    modelled = ~probed.known if probed else np.ones(len(dur_ns), np.bool_)
-    recurrent = modelled & (context.operators.family == Family.RECURRENT)
-    samples = modelled & find_sample_convolutions(context)
-    weighted = _RECURRENT_DOUBT * float(dur_ns[recurrent].sum())
-    weighted += _SAMPLES_DOUBT * float(dur_ns[samples].sum())
-    return weighted / max(1.0, float(dur_ns.sum()))
-
-
-def _describe_stalls(context: StepContext, factor: float) -> Iterator[str]:
-    stalls = context.stalls
-    if stalls is not None and stalls.cost_ns.get("data"):
-        yield f"data stalls grow {factor:g} times: the loader needs that much longer for a batch"
-    if stalls is not None and stalls.by_count(PER_SAMPLES):
-        yield (
-            "evaluation and rollouts may come after as many steps or after as many samples "
-            "as now. The interval covers both"
-        )
-
-
 def find_growing_tasks(context: StepContext) -> Flags:
     """Tasks of forward and backward that touch anything besides parameters."""
     phase = context.task_phase
     in_pass = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD) | (phase == Phase.DATA)
     known = context.weight_shapes
 
-    def has_others(shapes: str) -> bool:
-        return not _all_in(shapes, known)
+    def has_others(text: str) -> bool:
+        shapes = [dims for dims in msgspec.json.decode(text) if dims]
+        lists = any(isinstance(shape[0], list) for shape in shapes)  # of tensors: no parameter
+        return not shapes or lists or not known.issuperset(map(tuple, shapes))
 
     rows = np.where(in_pass, context.operators.row, -1)
     growing: Flags = in_pass & by_text(
         context.trace, context.trace.host.shapes, rows, has_others, True
     )
     return growing
-
-
-def _all_in(text: str, known: frozenset[tuple[int, ...]]) -> bool:
-    """Whether all tensors are parameters; a list of tensors is none."""
-    shapes = [dims for dims in msgspec.json.decode(text) if dims]
-    lists = any(isinstance(shape[0], list) for shape in shapes)
-    return bool(shapes) and not lists and known.issuperset(map(tuple, shapes))
 
 
 def _grown_ns(context: StepContext, factor: float) -> Floats:
@@ -184,52 +164,45 @@ def _grown_ns(context: StepContext, factor: float) -> Floats:
     """
     tasks = context.graph.tasks
     blocks = task_blocks(context)
-    before, after = (
-        _product_time(context, blocks, grown) for grown in (context.grown, context.grown * factor)
-    )
+    waves = float(context.multiprocessors)
+
+    def in_waves(many: Floats) -> Floats:
+        whole: Floats = np.maximum(1.0, many / waves + TAIL)
+        return whole
+
+    def product_time(grown: float) -> Floats:
+        """For `grown` times the traced samples. Where fewer samples leave the device partly idle, a
+        library takes blocks of half the size. They cost more: with the traced samples it did not
+        take them."""
+        as_traced = in_waves(grown * blocks)
+        if grown >= 1.0:
+            return as_traced
+        dearer = np.maximum(_HALF_BLOCKS, 2.0 * in_waves(blocks) / in_waves(2.0 * blocks))
+        smaller: Floats = np.minimum(as_traced, dearer * in_waves(2.0 * grown * blocks) / 2.0)
+        return smaller
+
+    before, after = product_time(context.grown), product_time(context.grown * factor)
     product = (
         (blocks > 0) & (context.operators.family != Family.OTHER) & ~_find_weight_gradients(context)
     )
     return after_start(tasks.dur_ns, np.where(product, after / before, factor))
 
 
-def _product_time(context: StepContext, blocks: Floats, grown: float) -> Floats:
-    """In waves of the traced `blocks`, for `grown` times the traced samples.
-
-    Where fewer samples leave the device partly idle, a library takes blocks of half the size. They
-    cost more: with the traced samples it did not take them.
-    """
-    waves = float(context.multiprocessors)
-
-    def time(many: Floats) -> Floats:
-        whole: Floats = np.maximum(1.0, many / waves + TAIL)
-        return whole
-
-    as_traced = time(grown * blocks)
-    if grown >= 1.0:
-        return as_traced
-    dearer = np.maximum(_HALF_BLOCKS, 2.0 * time(blocks) / time(2.0 * blocks))
-    smaller: Floats = np.minimum(as_traced, dearer * time(2.0 * grown * blocks) / 2.0)
-    return smaller
-
-
 def _find_weight_gradients(context: StepContext) -> Flags:
     """Products that sum over the samples: their blocks are as many with any batch, and each takes
     longer. Kernels' names reveal those of convolutions, except in the backward of a backward;
     others return a parameter's shape."""
-    trace = context.trace
-    found = context.kernels_named(lambda name: "wgrad" in name)
-    known = context.weight_shapes
+    trace, operators, known = context.trace, context.operators, context.weight_shapes
 
     def returns_parameter(shapes: str) -> bool:
         matrices = [shape for shape in tensor_shapes(shapes) if len(shape) == 2]
         return len(matrices) == 2 and (matrices[0][0], matrices[1][1]) in known
 
-    operators = context.operators
     backward = context.task_phase == Phase.BACKWARD
     matmul = np.where(backward & (operators.family == Family.MATMUL), operators.row, -1)
     by_result: Flags = by_text(trace, trace.host.shapes, matmul, returns_parameter, False)
-    return found | by_result | find_sample_convolutions(context)
+    by_name = context.kernels_named(lambda name: "wgrad" in name)
+    return by_name | by_result | find_sample_convolutions(context)
 
 
 def task_blocks(context: StepContext) -> Floats:
@@ -246,40 +219,47 @@ def task_blocks(context: StepContext) -> Floats:
 # A product reads and repacks its weights however many samples there are, so with few samples it
 # hardly grows: its fixed part is that of the weights' bytes against its arithmetic.
 
-# Of what the batch changes, one standard deviation, by benchmarks/field_more.toml: with 0.2 only 40
-# of 44 public scripts lay inside the 95% interval.
-HOST_SPREAD = 0.3
-# Of every operator, also of those that an operator calls: dispatch and allocation. Predictions for
-# benchmarks/field_more.toml are equally good with 2 to 5 µs.
-FIXED_NS = 3_000.0
+# Of what the batch changes, one standard deviation.
+HOST_SPREAD = fitted("doubts.batch_on_cpu")
+# Of every operator, also of those that an operator calls: dispatch and allocation.
+FIXED_NS = fitted("host.cpu_fixed_ns")
 # FLOPs for which a byte of weights is read and repacked, on a CPU.
-FLOPS_PER_BYTE = 16.0
+FLOPS_PER_BYTE = fitted("host.cpu_flops_per_byte")
 _PRODUCTS = frozenset({"aten::linear", "aten::addmm", "aten::mm", "aten::matmul"})
 _NO_SAMPLES = ("AccumulateGrad", ": TBackward", ": TransposeBackward", ": ViewBackward")
 
 
 def grow_on_host(context: StepContext, factor: float) -> tuple[StepGraph, int]:
     """The step with `factor` times the samples, and how many of its calls grow."""
-    graph = context.graph
+    graph, host, trace = context.graph, context.trace.host, context.trace
     growing = _find_growing(context)
     if not growing.any():
         raise Refused("batch: no operator's shapes depend on the batch")
     calls = graph.calls
-    dispatch = FIXED_NS * _count_operators(context)
-    fixed = dispatch + _fixed_share(context) * np.maximum(calls.call_ns - dispatch, 0.0)
+    # Operators that each call makes, itself among them; the nodes of backward call several.
+    operators, weights = np.ones(len(calls)), np.zeros(len(calls))
+    if len(host):
+        at = np.maximum(calls.row, 0)
+        inside = Levels.of(host.parent).inclusive(np.ones(len(host), np.int64))
+        operators = np.where(calls.row >= 0, inside[at], 1).astype(np.float64)
+        # The part of each product that its weights cause; a backward's is that of its forward.
+        made_by = np.where(host.forward_of[at] >= 0, host.forward_of[at], calls.row)
+        forward = made_by.astype(np.int32)
+        is_product = by_text(trace, host.name, forward, lambda name: name in _PRODUCTS, False)
+        share = by_text(trace, host.shapes, forward, weights_share, 0.0)
+        weights = np.where(is_product, share, 0.0)
+    dispatch = FIXED_NS * operators
+    fixed = dispatch + weights * np.maximum(calls.call_ns - dispatch, 0.0)
     fixed = np.minimum(fixed, calls.call_ns)
     call_ns = np.where(growing, fixed + (calls.call_ns - fixed) * factor, calls.call_ns)
-    gap_ns = _grow_loading(context, factor)
+    # A batch is collated sample by sample, so the wait for it grows. It is the longest time without
+    # a call in forward: loaders make calls of their own before it.
+    gap_ns, loading_ns = calls.gap_ns.copy(), _loading_ns(context)
+    passes = np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.row >= 0))
+    if len(passes) and loading_ns and not wait_for_workers_ns(context):
+        waits = passes[np.argmax(gap_ns[passes])]
+        gap_ns[waits] += min(loading_ns, gap_ns[waits]) * (factor - 1)
     return replace(graph, calls=replace(calls, call_ns=call_ns, gap_ns=gap_ns)), int(growing.sum())
-
-
-def _count_operators(context: StepContext) -> Floats:
-    """Of each call: itself and those that it calls; the nodes of backward call several."""
-    host, rows = context.trace.host, context.graph.calls.row
-    if not len(host):
-        return np.ones(len(rows))
-    inside = Levels.of(host.parent).inclusive(np.ones(len(host), np.int64))
-    return np.where(rows >= 0, inside[np.maximum(rows, 0)], 1).astype(np.float64)
 
 
 def _find_growing(context: StepContext) -> Flags:
@@ -289,8 +269,9 @@ def _find_growing(context: StepContext) -> Flags:
     known = context.weight_shapes
 
     def has_samples(shapes: str) -> bool:
-        dims = [tuple(one) for one in msgspec.json.decode(shapes) if one and _is_shape(one)]
-        return not dims or not known.issuperset(dims)
+        given = filter(None, msgspec.json.decode(shapes))
+        tensors = [tuple(dims) for dims in given if isinstance(dims[0], int)]
+        return not tensors or not known.issuperset(tensors)
 
     def may_grow(name: str) -> bool:
         return not any(word in name for word in _NO_SAMPLES)
@@ -305,72 +286,31 @@ def _same_in_every_step(context: StepContext, rows: Ints) -> Flags:
     """Calls without a side of the batch's length, whose shapes every traced step has: tables that
     each step reads whole, as the graph of a recommender. A batch of graphs has no such side either,
     but its shapes differ from step to step."""
-    batch, trace = context.batch, context.trace
-    if not batch or batch < LEAST_TELLING:
-        return np.zeros(len(rows), np.bool_)
-
-    without: Flags = ~by_text(
-        trace, trace.host.shapes, rows, lambda shapes: has_batch(shapes, batch), True
-    )
-    steady = _steady_shapes(context)
-    shapes = trace.host.shapes[np.maximum(rows, 0)]
-    return without & (rows >= 0) & (shapes >= 0) & steady[np.maximum(shapes, 0)]
-
-
-def _steady_shapes(context: StepContext) -> Flags:
-    """By the text of a call's shapes: whether every traced step has calls with them."""
-    host, steps = context.trace.host, context.steps.steps
-    steady = np.zeros(len(context.trace.strings), np.bool_)
+    batch, trace, steps = context.batch, context.trace, context.steps.steps
+    host = trace.host
     number = step_of(steps, host.start_ns)
     known = (number >= 0) & (host.shapes >= 0)
-    if len(steps) < 2 or not known.any():
-        return steady
+    if not batch or batch < LEAST_TELLING or len(steps) < 2 or not known.any():
+        return np.zeros(len(rows), np.bool_)
     pairs = np.unique(host.shapes[known].astype(np.int64) * len(steps) + number[known])
     shapes, seen = np.unique(pairs // len(steps), return_counts=True)
-    steady[shapes[seen == len(steps)]] = True
-    return steady
-
-
-def _is_shape(dims: list[Any]) -> bool:
-    return isinstance(dims[0], int)
-
-
-def _fixed_share(context: StepContext) -> Floats:
-    """The part of each product that its weights cause; a backward's is that of its forward."""
-    host, trace = context.trace.host, context.trace
-    rows: Ints = context.graph.calls.row
-    if not len(host):
-        return np.zeros(len(rows))
-    at = np.maximum(rows, 0)
-    forward = np.where(host.forward_of[at] >= 0, host.forward_of[at], rows).astype(np.int32)
-    is_product = by_text(trace, host.name, forward, lambda name: name in _PRODUCTS, False)
-    share: Floats = by_text(trace, host.shapes, forward, weights_share, 0.0)
-    return np.where(is_product, share, 0.0)
+    steady = np.isin(host.shapes[np.maximum(rows, 0)], shapes[seen == len(steps)])
+    sized = by_text(trace, host.shapes, rows, lambda text: has_batch(text, batch), True)
+    without: Flags = ~sized
+    return without & (rows >= 0) & steady
 
 
 def weights_share(shapes: str) -> float:
     """Of a product with these shapes: time for its weights over all of its time."""
-    matrices = [dims for dims in msgspec.json.decode(shapes) if len(dims) >= 2 and _is_shape(dims)]
+    several_sides = (dims for dims in msgspec.json.decode(shapes) if len(dims) > 1)
+    matrices = [dims for dims in several_sides if isinstance(dims[0], int)]
     if len(matrices) < 2:
         return 0.0
     left, right = matrices[-2:] if len(matrices[0]) == 2 else matrices[:2]
     rows = math.prod(left[:-1])
     flops = 2.0 * rows * math.prod(right)
-    weights = FLOPS_PER_BYTE * ELEMENT_BYTES["fp32"] * math.prod(right)
+    weights = FLOPS_PER_BYTE * PEAK_BYTES["fp32"] * math.prod(right)
     return weights / (weights + flops) if flops else 0.0
-
-
-def _grow_loading(context: StepContext, factor: float) -> Floats:
-    """A batch is collated sample by sample: the wait for it grows. It is the longest time without a
-    call in forward: loaders make calls of their own before it."""
-    calls = context.graph.calls
-    gaps = calls.gap_ns.copy()
-    loading_ns = _loading_ns(context)
-    forward = np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.row >= 0))
-    if len(forward) and loading_ns and not wait_for_workers_ns(context):
-        waits = forward[np.argmax(gaps[forward])]
-        gaps[waits] += min(loading_ns, gaps[waits]) * (factor - 1)
-    return gaps
 
 
 # Steps that loop: one size cannot tell whether a larger batch makes calls larger or more.
@@ -383,9 +323,8 @@ def _grow_loading(context: StepContext, factor: float) -> Floats:
 MANY_RUNS = 4  # of a layer in a step; a pair of twins or a discriminator runs twice
 # One standard deviation: the part of the host's fixed time that may grow although no shape shows it
 # (data moves on the same thread, allocations and transfers are larger).
-_UNSEEN = 0.05
-# The same on a CPU, by benchmarks/field_more.toml: 44 public scripts with twice their batch.
-_UNSEEN_ON_CPU = 0.25
+_UNSEEN = fitted("doubts.unseen_growth")
+_UNSEEN_ON_CPU = fitted("doubts.unseen_growth_on_cpu")
 _HALVINGS = 6  # of what may grow, to find the middle
 _LEAST_OWN = 0.03  # of the step
 LEAST_TELLING = 8  # a batch: any table may be a multiple of a smaller one
@@ -414,22 +353,16 @@ def count_layer_runs(context: StepContext) -> float:
     )
     for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
         name, shapes = divmod(kind, len(strings))
-        if strings[name] in _LAYERS:
-            weights = _weights_of(strings[shapes], layers)
-            if weights is not None:
-                runs[weights] += count
-    return max((count / layers[weights] for weights, count in runs.items()), default=1.0)
-
-
-def _weights_of(shapes: str, layers: Counter[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The parameter among a layer's inputs; addmm takes it transposed."""
-    for dims in msgspec.json.decode(shapes):
-        if len(dims) < 2 or not isinstance(dims[0], int):
+        if strings[name] not in _LAYERS:
             continue
-        for shape in (tuple(dims), tuple(dims[::-1])):
-            if shape in layers:
-                return shape
-    return None
+        # The parameter among the layer's inputs; addmm takes it transposed.
+        inputs = [dims for dims in msgspec.json.decode(strings[shapes]) if len(dims) > 1]
+        tensors = [dims for dims in inputs if isinstance(dims[0], int)]
+        both_ways = (tuple(dims[::step]) for dims in tensors for step in (1, -1))
+        weights = next((shape for shape in both_ways if shape in layers), None)
+        if weights is not None:
+            runs[weights] += count
+    return max((count / layers[weights] for weights, count in runs.items()), default=1.0)
 
 
 class GrownLoops(msgspec.Struct, frozen=True, kw_only=True):
@@ -443,20 +376,21 @@ class GrownLoops(msgspec.Struct, frozen=True, kw_only=True):
 def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> GrownLoops:
     """Where the step loops, halfway (on a logarithmic scale) to a step whose loops all grow."""
     each_sample = find_calls_of_samples(context)
-    grown = _repeat(context.graph, grown, each_sample, factor)
-    least = step_ns(grown)
-    updates = _updates(grown)
-    most = step_ns(_scale(grown, ~updates, _most_growth(context, grown, factor)))
+    if each_sample.any():
+        grown = _repeat(context.graph, grown, each_sample, factor)
+    before_ns, after_ns = _host_ns(context.graph), _host_ns(grown)
+    # What the host's time outside the optimizer would grow by, if all of it grew.
+    most_growth = max(1.0, factor * before_ns / after_ns) if after_ns else 1.0
+    least, most = step_ns(grown), step_ns(_scale_host(grown, most_growth))
     part = _UNSEEN_ON_CPU if context.on_host else _UNSEEN
     unseen = part * max(0.0, most / least - 1.0)
-    runs = count_layer_runs(context)
-    micro_batches = context.calls.micro_batches if context.calls else 1
     if most <= least or factor <= 1.0:
         return GrownLoops(graph=grown, doubt=unseen)
-    if max(runs, micro_batches) >= MANY_RUNS:
-        times = f"{max(runs, micro_batches):,.0f}"
+    micro_batches = context.calls.micro_batches if context.calls else 1
+    runs = max(count_layer_runs(context), micro_batches)
+    if runs >= MANY_RUNS:
         words = (
-            f"the step runs the same layers {times} times. It is unknown whether a larger "
+            f"the step runs the same layers {runs:,.0f} times. It is unknown whether a larger "
             "batch means larger calls or more of them, so the interval covers both"
         )
     else:
@@ -470,25 +404,18 @@ def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> Gr
             "model, or of waiting for workers, may grow with the batch. The interval covers "
             "both cases"
         )
+    # The host's time outside the optimizer grows until the step is as long as wanted.
+    wanted_ns = math.sqrt(least * most)
+    middle, low, high = grown, 0.0, 1.0
+    for _ in range(_HALVINGS):
+        share = (low + high) / 2
+        middle = _scale_host(grown, 1 + share * (most_growth - 1))
+        low, high = (share, high) if step_ns(middle) < wanted_ns else (low, share)
     return GrownLoops(
-        graph=_stretch(context, grown, math.sqrt(least * most), factor),
+        graph=middle,
         doubt=math.hypot(unseen, math.log(most / least) / 2 / NORMAL_95),
         assumption=words,
     )
-
-
-def _stretch(context: StepContext, grown: StepGraph, wanted_ns: float, factor: float) -> StepGraph:
-    """The host's time outside the optimizer grows until the step is as long as wanted."""
-    whole = _most_growth(context, grown, factor) - 1
-    middle, low, high = grown, 0.0, 1.0
-    for _ in range(_HALVINGS):
-        part = (low + high) / 2
-        middle = _scale(grown, ~_updates(grown), 1 + part * whole)
-        if step_ns(middle) < wanted_ns:
-            low = part
-        else:
-            high = part
-    return middle
 
 
 def find_calls_of_samples(context: StepContext) -> Flags:
@@ -511,19 +438,17 @@ def find_calls_of_samples(context: StepContext) -> Flags:
 
 def has_batch(shapes: str, batch: int) -> bool:
     """Whether a tensor has a side that is a multiple of the batch."""
-    return _holds_multiple(msgspec.json.decode(shapes), batch)
 
+    def holds_multiple(dims: Any) -> bool:
+        if isinstance(dims, int):
+            return dims > 0 and dims % batch == 0
+        return any(map(holds_multiple, dims))
 
-def _holds_multiple(dims: Any, batch: int) -> bool:
-    if isinstance(dims, int):
-        return dims > 0 and dims % batch == 0
-    return any(_holds_multiple(one, batch) for one in dims)
+    return holds_multiple(msgspec.json.decode(shapes))
 
 
 def _repeat(before: StepGraph, grown: StepGraph, chosen: Flags, factor: float) -> StepGraph:
     """These calls come `factor` times as often: all their time, and the time before each, grows."""
-    if not chosen.any():
-        return grown
     calls, tasks = grown.calls, grown.tasks
     call_ns = np.where(chosen, before.calls.call_ns * factor, calls.call_ns)
     gap_ns = np.where(chosen, before.calls.gap_ns * factor, calls.gap_ns)
@@ -557,7 +482,7 @@ def _own_python_ns(context: StepContext, each_sample: Flags) -> float:
     if not context.on_host:
         return 0.0
     calls = context.graph.calls
-    between = float(calls.gap_ns[~_updates(context.graph) & ~each_sample].sum())
+    between = float(calls.gap_ns[(calls.phase != Phase.OPTIMIZER) & ~each_sample].sum())
     run = context.analysis.run
     if run is None or run.own_python is None:
         return between / 2
@@ -565,25 +490,14 @@ def _own_python_ns(context: StepContext, each_sample: Flags) -> float:
     return min(between, max(0.0, own - float(calls.gap_ns[each_sample].sum())))
 
 
-def _updates(graph: StepGraph) -> Flags:
-    flags: Flags = graph.calls.phase == Phase.OPTIMIZER
-    return flags
-
-
-def _most_growth(context: StepContext, grown: StepGraph, factor: float) -> float:
-    """What the host's time outside the optimizer would grow by, if all of it grew."""
-    others = ~_updates(grown)
-    before = _host_ns(context.graph, ~_updates(context.graph))
-    after = _host_ns(grown, others)
-    return max(1.0, factor * before / after) if after else 1.0
-
-
-def _host_ns(graph: StepGraph, chosen: Flags) -> float:
-    return float((graph.calls.gap_ns + graph.calls.call_ns)[chosen].sum() + graph.end_ns)
-
-
-def _scale(graph: StepGraph, chosen: Flags, by: float) -> StepGraph:
+def _host_ns(graph: StepGraph) -> float:
+    """Outside the optimizer."""
     calls = graph.calls
-    times = np.where(chosen, by, 1.0)
-    scaled = replace(calls, gap_ns=calls.gap_ns * times, call_ns=calls.call_ns * times)
-    return replace(graph, calls=scaled, end_ns=graph.end_ns * by)
+    chosen = calls.phase != Phase.OPTIMIZER
+    return float((calls.gap_ns + calls.call_ns)[chosen].sum() + graph.end_ns)
+
+
+def _scale_host(graph: StepGraph, by: float) -> StepGraph:
+    """The host's time outside the optimizer."""
+    scaled = scale_calls(graph, graph.calls.phase != Phase.OPTIMIZER, by)
+    return replace(scaled, end_ns=graph.end_ns * by)

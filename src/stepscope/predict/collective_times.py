@@ -1,18 +1,20 @@
-"""Predict how long a collective over N ranks takes: alpha-beta lines fitted to a
-calibration, extrapolated, or from a data sheet or a trace.
+"""Predict how long a collective over N ranks takes: alpha-beta lines fitted to a calibration,
+extrapolated, or from a data sheet or a trace. Also how all-reduce algorithms compare.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.errors import UsageError
+from stepscope.predict.fitted import fitted
 from stepscope.records.hardware import (
     CollectiveFit,
     Contention,
@@ -40,17 +42,20 @@ if TYPE_CHECKING:
 Basis = Literal["calibrated", "carried over", "trace", "data sheet", "given"]
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 _TO_DEVIATION = 1.48  # a median error as a standard deviation
-_SMALLEST_SPREAD = 0.08  # from one day to another
-_SPREAD_PER_DOUBLING = 0.12  # of the group's size; of the logarithm
-_TRACE_SPREAD, _DATA_SHEET_SPREAD = 0.25, 0.35
-_REACHED = 0.75  # of the data sheet's rate in one direction, by rings over a link
-_LATENCY_NS, _ROUND_NS = 12_000.0, 6_000.0  # per collective, and per doubling of the ranks
+_SMALLEST_SPREAD = fitted("doubts.calibration")  # from one day to another
+_SPREAD_PER_DOUBLING = fitted("doubts.per_doubling")  # of the group's size
+_TRACE_SPREAD, _DATA_SHEET_SPREAD = fitted("doubts.traced_link"), fitted("doubts.data_sheet_link")
+_REACHED = fitted("links.data_sheet_share")  # of the rate in one direction, by rings over a link
+_LATENCY_NS = fitted("links.latency_ns")  # per collective
+_ROUND_NS = fitted("links.round_ns")  # per doubling of the ranks
 RINGS = ("gloo",)
 _LARGE_BYTES = 256 * 1024  # 100 µs at 2.6 GB/s: on any link, bytes decide
 _SIZE_RATIO, _TIME_RATIO = 4.0, 1.2  # of the largest message to the smallest, at least
 _ONE_DOMAIN = 8  # GPUs joined by one kind of link; a network joins more
 # If processors are shared and it was not measured (gloo, as many cores as ranks).
-_USUAL_LOST, _USUAL_LATENCY_NS, _USUAL_FACTOR = 0.7, 5_000_000.0, 2.0
+_USUAL_LOST = fitted("links.contention_lost")
+_USUAL_LATENCY_NS = fitted("links.contention_latency_ns")
+_USUAL_FACTOR = fitted("links.contention_factor")
 
 
 class TransferTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,9 +119,13 @@ def with_usual_contention(times: TransferTimes) -> TransferTimes:
     """For processors that compute and communicate, unless contention was measured."""
     if times.contention is not None:
         return times
+    slowed = tuple(
+        replace(line, alpha_ns=line.alpha_ns + _USUAL_LATENCY_NS)
+        for line in _scale_lines(times.lines["all_reduce"], 1.0, _USUAL_FACTOR)
+    )
     return replace(
         times,
-        contention=_usual_contention(times.lines["all_reduce"], times.ranks),
+        contention=Contention(group_size=times.ranks, lost=_USUAL_LOST, beside=slowed),
         source=f"{times.source}. How much it slows compute on shared cores is a typical value",
     )
 
@@ -148,8 +157,17 @@ def from_profiles(ranks: int, profiles: Sequence[Profile]) -> TransferTimes | No
         return abs(math.log(fit.group_size / ranks)), fit.group != "world", -profile.when_unix
 
     profile, fit = min(choices, key=distance)
-    lines = {kind: _lines(profile, fit, kind, ranks) for kind in KINDS}
-    spread = _spread_of(fit)
+    lines = {}
+    for kind in KINDS:  # its own fit of the same group; else half an all-reduce, as in a ring
+        own = profile.fit_for(kind, fit.group_size, fit.group)
+        segments = own.segments if own else _scale_lines(fit.segments, 0.5, 0.5)
+        lines[kind] = _extrapolate(segments, fit.group_size, ranks, profile.backend)
+    # How far the lines are from the medians, and how well those are known. Steps are medians too,
+    # so differences between passes count only as far as they do not average out.
+    errors = [abs(fit.expected_ns(one.size_bytes) / one.time_ns - 1) for one in fit.measured]
+    residual = float(np.median(errors)) if errors else fit.held_out
+    noise = fit.noise / math.sqrt(max(1, fit.passes))
+    spread = math.hypot(_TO_DEVIATION * math.hypot(residual, noise), _SMALLEST_SPREAD)
     where = f"{profile.backend} on {profile.host}"
     if fit.group_size == ranks:
         basis: Basis = "calibrated"
@@ -171,25 +189,6 @@ def from_profiles(ranks: int, profiles: Sequence[Profile]) -> TransferTimes | No
     )
 
 
-def _spread_of(fit: CollectiveFit) -> float:
-    """How far the lines are from the medians, and how well those are known.
-
-    Steps are medians too, so differences between passes count only as far as they do not average
-    out.
-    """
-    errors = [abs(fit.expected_ns(one.size_bytes) / one.time_ns - 1) for one in fit.measured]
-    residual = float(np.median(errors)) if errors else fit.held_out
-    error = _TO_DEVIATION * math.hypot(residual, fit.noise / math.sqrt(max(1, fit.passes)))
-    return math.hypot(error, _SMALLEST_SPREAD)
-
-
-def _lines(profile: Profile, fit: CollectiveFit, kind: str, ranks: int) -> tuple[Segment, ...]:
-    """This kind's own fit of the same group; else half an all-reduce, as in a ring."""
-    own = profile.fit_for(kind, fit.group_size, fit.group)
-    segments = own.segments if own else _scale_lines(fit.segments, 0.5, 0.5)
-    return _extrapolate(segments, fit.group_size, ranks, profile.backend)
-
-
 def _extrapolate(
     segments: Iterable[Segment], measured: int, ranks: int, backend: str | None
 ) -> tuple[Segment, ...]:
@@ -208,20 +207,20 @@ def _scale_lines(segments: Iterable[Segment], alpha: float, beta: float) -> tupl
     )
 
 
-def _usual_contention(lines: Iterable[Segment], ranks: int) -> Contention:
-    slowed = tuple(
-        replace(line, alpha_ns=line.alpha_ns + _USUAL_LATENCY_NS)
-        for line in _scale_lines(lines, 1.0, _USUAL_FACTOR)
-    )
-    return Contention(group_size=ranks, lost=_USUAL_LOST, beside=slowed)
-
-
 # From the trace's own collectives
 
 
 def from_trace(ranks: int, traced: TracedAllReduces, backend: str | None) -> TransferTimes | None:
     """The line under all of them: anything above it was waiting for other ranks."""
-    if traced.ranks < 2 or not len(traced.size_bytes) or not _shows_bandwidth(traced):
+    sizes, times = traced.size_bytes, traced.dur_ns
+    if traced.ranks < 2 or not len(sizes):
+        return None
+    # Bytes must decide the times: a few small messages show a latency with waiting in it, and no
+    # bandwidth.
+    small, large = float(sizes.min()), float(sizes.max())
+    short_ns, long_ns = (float(times[sizes == size].min()) for size in (small, large))
+    differ = large >= _SIZE_RATIO * max(small, 1.0) and long_ns >= _TIME_RATIO * short_ns
+    if large < _LARGE_BYTES and not differ:
         return None
     alpha, beta = lower_line(traced.size_bytes, traced.dur_ns)
     if backend not in RINGS:  # more than any link's latency was waiting too
@@ -246,19 +245,6 @@ def from_trace(ranks: int, traced: TracedAllReduces, backend: str | None) -> Tra
         spread=spread,
         lines={"all_reduce": whole, **halves(whole)},
     )
-
-
-def _shows_bandwidth(traced: TracedAllReduces) -> bool:
-    """Whether bytes decide the times: one message is large, or sizes and times differ enough.
-
-    A few small messages show a latency with waiting in it, and no bandwidth.
-    """
-    sizes, times = traced.size_bytes, traced.dur_ns
-    small, large = float(sizes.min()), float(sizes.max())
-    if large >= _LARGE_BYTES:
-        return True
-    short_ns, long_ns = (float(times[sizes == size].min()) for size in (small, large))
-    return large >= _SIZE_RATIO * max(small, 1.0) and long_ns >= _TIME_RATIO * short_ns
 
 
 def lower_line(size_bytes: Floats, dur_ns: Floats) -> tuple[float, float]:
@@ -343,14 +329,26 @@ def fit_sweep(
     medians = np.array([[np.median(calls) for calls in one] for one in passes_ns])
     by_pass = held_out_errors(sizes, medians)
     by_size = held_out_errors(sizes, medians, sizes_too=True)
-    count = _choose_count(by_size)
+    # As few segments as possible, unless more are clearly better on what they have not seen.
+    count = 1
+    for more in range(2, len(by_size) + 1):
+        if by_size[more - 1] < by_size[count - 1] * (1 - _SMALLEST_GAIN) - _NEGLIGIBLE:
+            count = more
     times = np.median(medians, axis=0)
     return CollectiveFit(
         kind=kind,
         group=group,
         group_size=group_size,
         segments=fit_segments(sizes, times, count),
-        measured=_measured(sizes, medians),
+        measured=tuple(
+            MeasuredSize(
+                size_bytes=int(size),
+                time_ns=round(float(np.median(column))),
+                low_ns=round(float(column.min())),
+                high_ns=round(float(column.max())),
+            )
+            for size, column in zip(sizes, medians.T, strict=True)
+        ),
         passes=len(medians),
         noise=noise_floor(medians),
         held_out=by_pass[count - 1],
@@ -424,15 +422,6 @@ def evaluate(
     return times
 
 
-def _choose_count(errors: list[float]) -> int:
-    """As few segments as possible, unless more are clearly better on what they have not seen."""
-    chosen = 0
-    for more in range(1, len(errors)):
-        if errors[more] < errors[chosen] * (1 - _SMALLEST_GAIN) - _NEGLIGIBLE:
-            chosen = more
-    return chosen + 1
-
-
 def _predictions(
     sizes: Floats, times: Floats, counts: range, asked: Floats | None = None
 ) -> Floats:
@@ -452,7 +441,9 @@ def _partition(sizes: Floats, lines: _Lines, count: int) -> tuple[Segment, ...]:
             if total + cost < best.get((used, end), (np.inf, []))[0]:
                 best[used, end] = (total + cost, [*before, (start, end)])
     spans = best[count, len(sizes)][1]
-    edges = _edges(sizes, [end for _, end in spans])
+    # From the smallest size to the largest; two segments meet at the geometric mean.
+    inner = [round(float(np.sqrt(sizes[end - 1] * sizes[end]))) for _, end in spans[:-1]]
+    edges = [int(sizes[0]), *inner, int(sizes[-1])]
     return tuple(
         Segment(
             from_bytes=low, to_bytes=high, alpha_ns=lines[span][0], beta_ns_per_byte=lines[span][1]
@@ -466,7 +457,13 @@ def _fit_all_lines(sizes: Floats, times: Floats) -> _Lines:
 
     All runs at once, one row each; reweighting brings the sum of errors near its minimum.
     """
-    spans = _spans(len(sizes))
+    count = len(sizes)
+    spans = [  # the first size of a segment, and the one after its last
+        (start, end)
+        for start in range(count)
+        for end in range(start + 1, count + 1)
+        if end - start >= _MIN_SIZES or (start, end) == (0, count)
+    ]
     place = np.arange(len(sizes))
     inside = np.array([(start <= place) & (place < end) for start, end in spans])
     base = inside / times**2
@@ -494,34 +491,149 @@ def _least_squares(sizes: Floats, times: Floats, weights: Floats) -> tuple[Float
     return np.where(below, 0.0, alpha), np.where(below, through_zero, beta)
 
 
-def _spans(count: int) -> list[_Span]:
-    """Runs of sizes that may be a segment: the first, and the one after the last."""
-    return [
-        (start, end)
-        for start in range(count)
-        for end in range(start + 1, count + 1)
-        if end - start >= _MIN_SIZES or (start, end) == (0, count)
-    ]
-
-
-def _edges(sizes: Floats, ends: list[int]) -> list[int]:
-    """From the smallest size to the largest; two segments meet at the geometric mean."""
-    inner = [round(float(np.sqrt(sizes[end - 1] * sizes[end]))) for end in ends[:-1]]
-    return [int(sizes[0]), *inner, int(sizes[-1])]
-
-
 def _hold_out(medians: Floats) -> list[tuple[Floats, Floats]]:
     """Each pass, with all the others."""
     return [(medians[i], np.delete(medians, i, axis=0)) for i in range(len(medians))]
 
 
-def _measured(sizes: Floats, medians: Floats) -> tuple[MeasuredSize, ...]:
-    return tuple(
-        MeasuredSize(
-            size_bytes=int(size),
-            time_ns=round(float(np.median(column))),
-            low_ns=round(float(column.min())),
-            high_ns=round(float(column.max())),
-        )
-        for size, column in zip(sizes, medians.T, strict=True)
+# Which all-reduce algorithm is fastest: ring, tree or halving-doubling, by their alpha-beta costs.
+#
+# With p ranks, n bytes, alpha per hop and beta per byte of one link (docs/records/collectives.md):
+#
+#     ring              2 (p-1) alpha      +  2 (p-1)/p n beta
+#     tree              2 log2(p) alpha    +  2 n beta             (pipelined)
+#     halving-doubling  2 log2(p) alpha    +  2 (p-1)/p n beta
+#
+# Reduce-scatter and all-gather are each half of the ring's. collective_laboratory.py has every
+# algorithm that can be measured; the pipelined tree is NCCL's, and only compared.
+#
+# Over h hosts with r ranks on each, p = r h, and hops inside a host and between hosts:
+#
+#     ring          2 (p-1) max(alpha)  +  2 (p-1)/p n max(beta)
+#     hierarchical  2 (r-1) alpha_in + 2 (r-1)/r n beta_in
+#                   + 2 (h-1) alpha_out + 2 (h-1)/h n beta_out
+#
+# A ring is as slow as its slowest hop. A hierarchical all-reduce scatters inside the host, reduces
+# between hosts (all r ranks at once, over the host's one link) and gathers inside the host.
+
+ALGORITHMS = ("ring", "tree", "halving_doubling")
+_TIE = 1e-9
+
+
+class Crossover(msgspec.Struct, frozen=True, kw_only=True):
+    """`below` is faster up to this size, `above` beyond it."""
+
+    below: str
+    above: str
+    size_bytes: float
+
+
+class AlgorithmComparison(msgspec.Struct, frozen=True, kw_only=True):
+    size_bytes: int
+    ranks: int
+    alpha_ns: float
+    beta_ns_per_byte: float
+    times_ns: dict[str, float]
+    fastest: tuple[str, ...]  # several if they tie
+    crossovers: tuple[Crossover, ...]
+    reduce_scatter_ns: float
+    all_gather_ns: float
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """One message between neighbours: alpha + beta x bytes."""
+
+    alpha_ns: float
+    beta_ns_per_byte: float
+
+
+def compare_algorithms(
+    size_bytes: int, ranks: int, alpha_ns: float, beta_ns_per_byte: float
+) -> AlgorithmComparison:
+    """Each algorithm's time, the fastest, and the sizes at which two of them trade places."""
+    if ranks < 2:
+        raise UsageError(f"a collective needs at least 2 ranks, not {ranks}")
+    if size_bytes < 0 or alpha_ns < 0 or beta_ns_per_byte < 0:
+        raise UsageError("sizes, alpha and beta cannot be negative")
+    times = {
+        name: hops * alpha_ns + volume * size_bytes * beta_ns_per_byte
+        for name, (hops, volume) in _hops_and_volumes(ranks).items()
+    }
+    least = min(times.values())
+    # Sizes at which fewer hops stop making up for more bytes; smallest first.
+    terms = _hops_and_volumes(ranks)
+    crossovers = []
+    for one, other in combinations(ALGORITHMS, 2):
+        below, above = sorted((one, other), key=lambda name: terms[name][0])
+        hops = (terms[above][0] - terms[below][0]) * alpha_ns
+        volume = (terms[below][1] - terms[above][1]) * beta_ns_per_byte
+        if hops > 0 and volume > 0:
+            crossovers.append(Crossover(below=below, above=above, size_bytes=hops / volume))
+    return AlgorithmComparison(
+        size_bytes=size_bytes,
+        ranks=ranks,
+        alpha_ns=alpha_ns,
+        beta_ns_per_byte=beta_ns_per_byte,
+        times_ns=times,
+        fastest=tuple(name for name, ns in times.items() if ns <= least * (1 + _TIE)),
+        crossovers=tuple(sorted(crossovers, key=lambda crossover: crossover.size_bytes)),
+        reduce_scatter_ns=times["ring"] / 2,
+        all_gather_ns=times["ring"] / 2,
     )
+
+
+def hop_of_line(segments: Sequence[Segment], ranks: int) -> Hop:
+    """alpha and beta of one hop, if these lines are a ring's over so many ranks.
+
+    The latency is the first segment's, the rate the last one's.
+    """
+    hops, volume = _hops_and_volumes(ranks)["ring"]
+    return Hop(
+        alpha_ns=segments[0].alpha_ns / hops,
+        beta_ns_per_byte=segments[-1].beta_ns_per_byte / volume,
+    )
+
+
+def ring_over_hosts(
+    hosts: int, per_host: int, inside: Hop | None, between: Hop, *, tree_latency: bool = False
+) -> Segment:
+    """An all-reduce over all ranks in one ring, which the slowest hop decides.
+
+    Hops inside a host that are not known are taken to be no slower than those between hosts. With
+    `tree_latency` a message climbs a tree inside the host and one between the hosts, as small
+    messages do under NCCL.
+    """
+    ranks = hosts * per_host
+    hops, volume = _hops_and_volumes(ranks)["ring"]
+    slow = [between, *([inside] if inside and per_host > 1 else [])]
+    alpha = hops * max(hop.alpha_ns for hop in slow)
+    if tree_latency:
+        near = inside.alpha_ns if inside else between.alpha_ns
+        alpha = 2 * (math.log2(per_host) * near + math.log2(hosts) * between.alpha_ns)
+    return _all_sizes(alpha, volume * max(hop.beta_ns_per_byte for hop in slow))
+
+
+def hierarchical_over_hosts(hosts: int, per_host: int, inside: Hop, between: Hop) -> Segment:
+    """An all-reduce in three parts: inside hosts, between them, inside them again."""
+    parts = [(per_host, inside), (hosts, between)]
+    rings = [(*_hops_and_volumes(ranks)["ring"], hop) for ranks, hop in parts if ranks > 1]
+    return _all_sizes(
+        sum(hops * hop.alpha_ns for hops, _, hop in rings),
+        sum(volume * hop.beta_ns_per_byte for _, volume, hop in rings),
+    )
+
+
+def _all_sizes(alpha_ns: float, beta_ns_per_byte: float) -> Segment:
+    return Segment(
+        from_bytes=0, to_bytes=1 << 40, alpha_ns=alpha_ns, beta_ns_per_byte=beta_ns_per_byte
+    )
+
+
+def _hops_and_volumes(ranks: int) -> dict[str, tuple[float, float]]:
+    """Alphas, and multiples of all bytes, that each algorithm costs."""
+    levels, volume = 2 * math.log2(ranks), 2 * ((ranks - 1) / ranks)
+    return {
+        "ring": (2.0 * (ranks - 1), volume),
+        "tree": (levels, 2.0),
+        "halving_doubling": (levels, volume),
+    }

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.predict.step_context import ACCUMULATE, StepContext
+from stepscope.predict.step_context import ACCUMULATE, StepContext, in_step
+from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS, CollectiveCalls, Group
 from stepscope.records.strategies import RankFullySharded, RankPipeline, RankTensorParallel
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text
-from stepscope.step.collectives import DTYPE_BYTES, count_elements
+from stepscope.step.collectives import count_elements
 from stepscope.step.correct import scale_host
 from stepscope.step.edit import scale_tasks
 from stepscope.step.graph import Phase, StepGraph
 from stepscope.step.statistics import median
-from stepscope.step.steps import step_of
 from stepscope.step.work import Kind, rows_named
 from stepscope.trace.links import distinct, nearest_of
 
@@ -219,7 +219,7 @@ def _gradient_width(context: StepContext) -> int:
     if not len(rows):
         return 4
     types = msgspec.json.decode(strings[host.dtypes[rows[0]]])
-    return DTYPE_BYTES.get(types[0].lower(), 4) if types else 4
+    return LOWER_CASE_BYTES.get(types[0].lower(), 4) if types else 4
 
 
 def _given_elements(shapes: str) -> float:
@@ -259,28 +259,6 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
     def __len__(self) -> int:
         return len(self.ready)
-
-
-def step_window(context: StepContext) -> tuple[int, int]:
-    """The step of the trace that the graph's calls were taken from."""
-    host, rows = context.trace.host, context.graph.calls.row
-    rows = rows[rows >= 0]
-    start = host.start_ns[rows]
-    steps = context.steps.steps
-    if not len(rows):
-        return 0, 0
-    number = int(step_of(steps, start.max(keepdims=True))[0]) if steps else -1
-    if number >= 0:
-        return steps[number].start_ns, steps[number].start_ns + steps[number].dur_ns
-    return int(start.min()), int((start + host.dur_ns[rows]).max())
-
-
-def in_step(context: StepContext) -> Flags:
-    """Events of the host that start in this step."""
-    start = context.trace.host.start_ns
-    begin, end = step_window(context)
-    inside: Flags = (start >= begin) & (start < end)
-    return inside
 
 
 def rows_in_step(context: StepContext, names: tuple[str, ...]) -> NDArray[np.intp]:
@@ -353,7 +331,7 @@ def _tensor_bytes(strings: tuple[str, ...], shapes: int, dtypes: int) -> tuple[i
     name = names[0] if names else ""
     if not dims or (dims[0] and isinstance(dims[0][0], list)):  # nothing, or a list of tensors
         return 0, name
-    return math.prod(dims[0]) * DTYPE_BYTES.get(name.lower(), 4), name
+    return math.prod(dims[0]) * LOWER_CASE_BYTES.get(name.lower(), 4), name
 
 
 def fill_buckets(

@@ -16,12 +16,14 @@ from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.incomplete_ranks import refuse_span
 from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.declaration import NothingToChange, Outcome, Refused, WrongValue
-from stepscope.predict.stalls import NORMAL_95, describe_stalls, find_stalls, with_longer_steps
+from stepscope.predict.fitted import fitted
+from stepscope.predict.stalls import describe_stalls, find_stalls, with_longer_steps
 from stepscope.predict.step_context import StepContext, find_parameters, find_rule, read_batch
 from stepscope.predict.whatifs import find_whatif, in_order
 from stepscope.records.hardware import find_device
 from stepscope.records.job import Job
 from stepscope.records.memory import Memory
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.prediction import (
     PeakMemory,
     Prediction,
@@ -42,10 +44,10 @@ if TYPE_CHECKING:
 # the trace shows, scaled to the typical step of the run; the run's stalls come on top (stalls.py).
 
 # Of the logarithm of a change: twice the change has about twice the error.
-CHANGE_DOUBT = 0.08
-# A host busy for less than this share of the step is hidden; its time is known this much worse.
-_HIDDEN_HOST, _HIDDEN_DOUBT = 0.9, 0.1
-SMALLEST_DOUBT = 0.01  # no step is known better than this
+CHANGE_DOUBT = fitted("doubts.change")
+# A host busy for less than this share of the step is hidden; its time is known worse.
+_HIDDEN_HOST, _HIDDEN_DOUBT = 0.9, fitted("doubts.hidden_host")
+SMALLEST_DOUBT = fitted("doubts.smallest")  # no step is known better than this
 JOINED = "joined"  # changes of the peak that are worked out together
 _MOST_STEPS = 10_000  # that show how much steps differ
 

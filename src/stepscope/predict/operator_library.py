@@ -16,16 +16,11 @@ from msgspec.structs import replace
 
 from stepscope.explain.memory.model import ATTENTION
 from stepscope.predict.autocast import changed_mode, traced_mode
-from stepscope.predict.stalls import NORMAL_95
+from stepscope.predict.fitted import fitted
 from stepscope.predict.step_context import StepContext
-from stepscope.predict.step_operators import (
-    StepOperators,
-    find_step_operators,
-    follow_values,
-    grow_calls,
-)
 from stepscope.records.folders import user_folder
 from stepscope.records.hardware import OperatorCall, OperatorTime, Output, PassTime, cpu_place
+from stepscope.records.normal import NORMAL_95
 from stepscope.text.figures import factor as factor_text
 from stepscope.text.figures import percent
 from stepscope.trace.run_folder.rank_facts import read_facts
@@ -33,6 +28,7 @@ from stepscope.trace.run_folder.rank_facts import read_facts
 if TYPE_CHECKING:
     import sqlite3
 
+    from stepscope.predict.step_operators import StepOperators
     from stepscope.step.graph import Flags, Floats
 
 # The library of operator times: one SQLite file in the user's folder.
@@ -109,26 +105,20 @@ def _opened(*, create: bool = False) -> Iterator[sqlite3.Connection]:
     try:
         with store:
             store.execute(_CREATE)
-            _add_columns(store)
+            columns = store.execute("PRAGMA table_info(operator_times)")
+            there = {name for _, name, *_ in columns}
+            for name in set(_VALUES) - there:  # a library of an earlier version lacks the newest
+                store.execute(f"ALTER TABLE operator_times ADD COLUMN {name}")
             yield store
     except sqlite3.OperationalError as error:
+        why = f"the library {file} cannot be used: {error}"
         if "locked" in str(error) or "busy" in str(error):
             why = f"the library {file} is locked by another process. Try again when that has ended"
-        else:
-            why = f"the library {file} cannot be used: {error}"
         raise LibraryProblemError(why) from None
     except sqlite3.DatabaseError:
         raise LibraryProblemError(_damaged()) from None
     finally:
         store.close()
-
-
-def _add_columns(store: sqlite3.Connection) -> None:
-    """A library of an earlier version lacks the newest ones."""
-    there = {name for _, name, *_ in store.execute("PRAGMA table_info(operator_times)")}
-    for name in _VALUES:
-        if name not in there:
-            store.execute(f"ALTER TABLE operator_times ADD COLUMN {name}")
 
 
 def _damaged() -> str:
@@ -169,9 +159,10 @@ def _from_row(row: dict[str, object]) -> OperatorTime:
 # A neighbour is the same call with other software, or with shapes that all differ by one factor, as
 # they do for another batch.
 
-_OTHER_SOFTWARE = 0.08  # relative error, if a library or driver changed
-_BETWEEN = 0.05  # relative error of a time between two neighbours of twice the size
-_BESIDE = 0.2  # and of one that is continued from one side only, for twice the size
+# Relative errors: if a library or driver changed, of a time between two neighbours of twice the
+# size, and of one that is continued from one side only, for twice the size.
+_OTHER_SOFTWARE = fitted("doubts.other_software")
+_BETWEEN, _BESIDE = fitted("doubts.between_sizes"), fitted("doubts.beyond_size")
 _FARTHEST = math.log(2.0) + 1e-9  # in size, from the nearest neighbour
 
 
@@ -215,18 +206,23 @@ class KnownTimes:
         nearest = [pair for pair in (smaller, larger) if pair]
         if not nearest or min(abs(distance) for distance, _ in nearest) > _FARTHEST:
             return None
+        distance, first = nearest[0]
         if smaller and larger:
-            part = -smaller[0] / (larger[0] - smaller[0])
-            time = _mixed(smaller[1], larger[1], part)
-            error = _BETWEEN * (larger[0] - smaller[0]) / math.log(4.0)
+            wide = larger[0] - smaller[0]
+            error = _BETWEEN * wide / math.log(4.0)
+            passes = [
+                _interpolated(low, high, -distance / wide)
+                for low, high in zip(_passes(first), _passes(larger[1]), strict=True)
+            ]
         else:
-            distance, only = nearest[0]
-            time = _scaled(only, math.exp(-distance))
             error = _BESIDE * abs(distance) / math.log(2.0)
+            factor = math.exp(-distance)
+            passes = [one and replace(one, ns=one.ns * factor) for one in _passes(first)]
         spread = max(_spread(time) for _, time in nearest)
-        outputs = ()  # those of another size
+        forward, backward = passes
         return KnownTime(
-            time=replace(time, call=call, outputs=outputs),
+            # Outputs are those of another size.
+            time=replace(first, call=call, forward=forward, backward=backward, outputs=()),
             error=math.hypot(error, spread),
             basis="remembered",
         )
@@ -240,7 +236,13 @@ def size_factor(known: OperatorCall, wanted: OperatorCall) -> float | None:
 
 
 def _without_sizes(call: OperatorCall) -> tuple[object, ...]:
-    order = tuple(_order(steps) for steps in _decoded(call.strides))
+    """Return what stays of a call if its sizes change, such as the order of its dimensions."""
+    order = tuple(
+        tuple(sorted(range(len(steps)), key=lambda place: (-steps[place], place)))
+        if isinstance(steps, list) and not any(isinstance(step, list) for step in steps)
+        else ()
+        for steps in _decoded(call.strides)
+    )
     ranks = tuple(_rank(dims) for dims in _decoded(call.shapes))
     return call.name, call.dtypes, call.concrete, call.grads, call.mode, order, ranks
 
@@ -249,13 +251,6 @@ def _rank(dims: object) -> object:
     if not isinstance(dims, list):
         return 0
     return tuple(map(_rank, dims)) if dims and isinstance(dims[0], list) else len(dims)
-
-
-def _order(steps: object) -> tuple[int, ...]:
-    """The layout without its sizes."""
-    if not isinstance(steps, list) or any(isinstance(step, list) for step in steps):
-        return ()
-    return tuple(sorted(range(len(steps)), key=lambda place: (-steps[place], place)))
 
 
 def _decoded(text: str) -> list[object]:
@@ -270,39 +265,29 @@ def _sides(call: OperatorCall) -> list[int]:
     return sides
 
 
+def _passes(time: OperatorTime) -> tuple[PassTime | None, PassTime | None]:
+    return time.forward, time.backward
+
+
 def _spread(time: OperatorTime) -> float:
     """Relative half interval of forward and backward together."""
-    timings = [timing for timing in (time.forward, time.backward) if timing]
+    timings = [timing for timing in _passes(time) if timing]
     whole = sum(timing.ns for timing in timings)
     parts = sum((timing.ns * timing.spread) ** 2 for timing in timings)
     return math.sqrt(parts) / whole if whole else 0.0
 
 
-def _mixed(smaller: OperatorTime, larger: OperatorTime, part: float) -> OperatorTime:
-    def mix(low: PassTime | None, high: PassTime | None) -> PassTime | None:
-        if not low or not high:
-            return None
-        logs = math.log(max(low.ns, 1.0)), math.log(max(high.ns, 1.0))
-        return replace(low, ns=math.exp(logs[0] + part * (logs[1] - logs[0])))
-
-    return replace(
-        smaller,
-        forward=mix(smaller.forward, larger.forward),
-        backward=mix(smaller.backward, larger.backward),
-    )
-
-
-def _scaled(time: OperatorTime, factor: float) -> OperatorTime:
-    def scale(timing: PassTime | None) -> PassTime | None:
-        return replace(timing, ns=timing.ns * factor) if timing else None
-
-    return replace(time, forward=scale(time.forward), backward=scale(time.backward))
+def _interpolated(low: PassTime | None, high: PassTime | None, part: float) -> PassTime | None:
+    if not low or not high:
+        return None
+    logs = math.log(max(low.ns, 1.0)), math.log(max(high.ns, 1.0))
+    return replace(low, ns=math.exp(logs[0] + part * (logs[1] - logs[0])))
 
 
 # A step in another precision or with another batch by the library's operator times.
 
 # Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
-ALONE_ERROR = 0.03
+ALONE_ERROR = fitted("doubts.alone")
 # A CPU's trace may be this much slower than the probe: calls wait for a core there. A device's
 # kernels do not wait: where trace and probe differ more, the probe ran something else, such as
 # made-up indices that fall differently, or a gradient more or less.
@@ -364,6 +349,8 @@ def software_of(context: StepContext) -> tuple[str, ...]:
 def find_probed(context: StepContext, precision: str) -> tuple[ProbedStep | None, str]:
     """The step's items in another precision, None if the library has nothing; and what to say
     about a library that cannot be used."""
+    from stepscope.predict.step_operators import find_step_operators
+
     known, problem = _read_known(context)
     if known is None:
         return None, problem
@@ -378,16 +365,25 @@ def find_probed_batch(context: StepContext, factor: float) -> tuple[ProbedStep |
     proportion, does not count: the model of a kernel's growth says more. Nor does a call whose
     shapes stay: its samples may be counted otherwise, such as a graph's nodes beside its edges."""
     known, problem = _read_known(context)
-    forward = find_step_operators(context) if known else None
-    grown = grown_operators(context, forward, factor) if forward else None
-    if known is None or forward is None or grown is None:
+    if known is None:
+        return None, problem
+    from stepscope.predict.step_operators import find_step_operators
+
+    forward = find_step_operators(context)
+    grown = grown_operators(context, forward, factor)
+    if grown is None:
         return None, problem
     mode = traced_mode(context)
     now, then = (made_calls(context, operators, known, mode) for operators in (forward, grown))
     grows = [None if has == had else has for had, has in zip(now, then, strict=True)]
     waits = context.on_host
     probed = _compare(forward, known, now, grows, waits=waits, most_remembered=_MOST_BATCH_ERROR)
-    return (replace(probed, factor=_within(probed.factor, factor)) if probed else None), ""
+    if probed is None:
+        return None, ""
+    # More samples never take less time, and hardly more than their number: what two probes say
+    # beyond that is noise.
+    low, high = sorted((1.0, factor * (_MOST_GROWTH if factor > 1.0 else 1.0 / _MOST_GROWTH)))
+    return replace(probed, factor=np.clip(probed.factor, low, high)), ""
 
 
 def find_probed_elsewhere(
@@ -397,6 +393,8 @@ def find_probed_elsewhere(
 
     Where it was also probed on its own device, the ratio of both times counts.
     """
+    from stepscope.predict.step_operators import find_step_operators
+
     own = place_of(context)
     if own is None or not context.is_as_traced:
         return None, ""
@@ -417,14 +415,6 @@ def find_probed_elsewhere(
     return _compare(forward, there, calls, calls, waits=context.on_host, before=own_known), ""
 
 
-def _within(growth: Floats, factor: float) -> Floats:
-    """More samples never take less time, and hardly more than their number: what two probes say
-    beyond that is noise."""
-    low, high = sorted((1.0, factor * (_MOST_GROWTH if factor > 1.0 else 1.0 / _MOST_GROWTH)))
-    clipped: Floats = np.clip(growth, low, high)
-    return clipped
-
-
 def grown_operators(
     context: StepContext, operators: StepOperators, factor: float
 ) -> StepOperators | None:
@@ -433,6 +423,8 @@ def grown_operators(
     batch = context.batch
     if not batch or context.grown != 1.0 or not (batch * factor).is_integer():
         return None
+    from stepscope.predict.step_operators import grow_calls
+
     parameters = parameter_shapes(context) or frozenset()
     calls = grow_calls(operators.calls, parameters, batch=batch, factor=factor)
     return replace(operators, calls=calls)
@@ -454,6 +446,7 @@ def made_calls(
     context: StepContext, forward: StepOperators, known: KnownTimes, mode: str
 ) -> list[OperatorCall]:
     """The step's calls as they are made in a mode."""
+    from stepscope.predict.step_operators import follow_values
 
     def outputs(call: OperatorCall) -> Sequence[Output] | None:
         found = known.find(call)
@@ -496,14 +489,13 @@ def _compare(
             continue
         exact[places] = has.basis == "probed" and (had is None or had.basis == "probed")
         error = math.hypot(has.error, had.error if had else 0.0)
-        for number, traced in enumerate(passes):
+        for backward, traced in enumerate(passes):
             mean_ns = float(traced[places].mean())
-            factors[number, places] = factor = _factor(
-                _timing(had, number == 1), _timing(has, number == 1), mean_ns, waits=waits
-            )
+            timing = _passes(had.time)[backward] if had else None
+            factor = _factor(timing, _passes(has.time)[backward], mean_ns, waits=waits)
+            factors[backward, places] = factor
             if not math.isnan(factor):
                 errors_ns.append(error * factor * mean_ns * len(places))
-                timing = _timing(had, number == 1)
                 traced_ns += mean_ns * len(places) if timing else 0.0
                 probed_ns += timing.ns * len(places) if timing else 0.0
     mine = forward.owner >= 0
@@ -540,12 +532,10 @@ def _host_added_ns(
         if before == after or before.name == ATTENTION:
             continue
         changing += len(places)
-        had, has = (
-            found.time.host_ns if (found := known.find(call)) else None for call in (before, after)
-        )
-        if had is not None and has is not None:
+        had, has = known.find(before), known.find(after)
+        if had and has and had.time.host_ns is not None and has.time.host_ns is not None:
             measured += len(places)
-            added_ns += len(places) * (has - had)
+            added_ns += len(places) * (has.time.host_ns - had.time.host_ns)
     if not measured or measured < _MOST_MEASURED * changing:
         return None
     return added_ns * changing / measured
@@ -571,9 +561,3 @@ def _factor(
     slower = min(slower, _MOST_SLOWER)
     waited_ns = traced_ns - slower * before.ns
     return (after.ns * slower + waited_ns) / traced_ns
-
-
-def _timing(known: KnownTime | None, backward: bool) -> PassTime | None:
-    if known is None:
-        return None
-    return known.time.backward if backward else known.time.forward

@@ -1,5 +1,5 @@
 """Simulate training through a parameter server from measured step times: updates per second,
-staleness and blocked time of a consistency.
+staleness and blocked time of a consistency. Also another consistency for a run through one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,30 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.parameter_server import WORTH, describe_effect, describe_straggling
-from stepscope.predict.stalls import NORMAL_95
+from stepscope.explain.parameter_server import (
+    WORTH,
+    WorkerSteps,
+    describe_effect,
+    describe_straggling,
+    find_straggling,
+    list_steps,
+    worker_times,
+)
+from stepscope.predict.data_parallel import ENOUGH_STEPS
+from stepscope.predict.declaration import Refused
+from stepscope.predict.fitted import fitted
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
-from stepscope.records.parameter_server import ConsistencyPromise, Staleness, Straggling
-from stepscope.text.figures import percent, significant
+from stepscope.records.normal import NORMAL_95
+from stepscope.records.parameter_server import (
+    ConsistencyPromise,
+    RequestColumns,
+    Staleness,
+    Straggling,
+    TogetherEvents,
+)
+from stepscope.records.prediction import Prediction, Setting
+from stepscope.text.figures import percent, signed_percent, significant
 from stepscope.text.words import counted
 
 if TYPE_CHECKING:
@@ -31,7 +49,7 @@ _MOST_REQUESTS = 20_000  # that the queue's loop takes one after the other
 _MOST_NUMBERS = 4_000_000  # held in memory for all runs
 _WARM_UP = 0.1  # of a run: workers start together, which favours those that wait
 _IDLE_SERVER = 0.01  # busier servers make a queue that is worth simulating
-_MODEL_DOUBT = 0.05  # of a throughput, one standard deviation: what the simulation leaves out
+_MODEL_DOUBT = fitted("doubts.server")  # of a throughput: what the simulation leaves out
 
 
 def promise_throughput(
@@ -43,7 +61,8 @@ def promise_throughput(
 ) -> ConsistencyPromise:
     """Needs two workers. Without `server`, servers are taken to answer at once."""
     workers = len(times.workers)
-    queued = server is not None and _is_busy(times, server)
+    rate = sum(1 / max(float(series.mean()), 1.0) for series in times.own_ns)
+    queued = server is not None and server.busy_ns * rate > _IDLE_SERVER
     steps = _choose_steps(times, consistency, queued=queued)
     runs = max(4, min(_RUNS, _MOST_NUMBERS // (steps * workers)))
     own = draw_runs(times, runs=runs, steps=steps, seed=seed)
@@ -107,11 +126,6 @@ def find_staleness(simulated: SimulatedRuns, consistency: Consistency) -> Stalen
         known = np.isfinite(start[run])
         gaps.append(np.maximum(clock - reached, 0)[known])
     return Staleness.of(np.concatenate(gaps))
-
-
-def _is_busy(times: WorkerTimes, server: ServerTimes) -> bool:
-    rate = sum(1 / max(float(series.mean()), 1.0) for series in times.own_ns)
-    return server.busy_ns * rate > _IDLE_SERVER
 
 
 def _choose_steps(times: WorkerTimes, consistency: Consistency, *, queued: bool) -> int:
@@ -265,7 +279,11 @@ def draw_runs(times: WorkerTimes, *, runs: int, steps: int, seed: int = 0) -> Fl
         typical = float(np.median(series))
         if shared is None or not times.side_by_side:
             block = max(map(block_length, times.own_ns)) if times.side_by_side else None
-            shared = _draw_places(rng, len(series), block or block_length(series), runs, steps)
+            size = block or block_length(series)
+            # A block that passes the end of the series goes on at its start.
+            first = rng.integers(0, len(series), (runs, -(-steps // size)))
+            places = (first[:, :, None] + np.arange(size)) % len(series)
+            shared = places.reshape(runs, -1)[:, :steps]
         own[:, :, column] = typical + (series - typical)[shared]
     return own
 
@@ -274,27 +292,14 @@ def block_length(series: Floats) -> int:
     """Several times as long as steps stay correlated, and at least the root of their number."""
     count = len(series)
     longest = max(1, count // _LEAST_BLOCKS)
-    return min(longest, max(math.isqrt(count), _SPELLS * _fading_lag(series)))
-
-
-def _fading_lag(series: Floats) -> int:
-    """The first lag at which the autocorrelation has faded; 0 for a constant series."""
+    lag = 0  # the first one at which the autocorrelation has faded; 0 for a constant series
     deviation = series - series.mean()
-    if not deviation.any():
-        return 0
-    size = 2 * len(series)
-    power = np.abs(np.fft.rfft(deviation, size)) ** 2
-    correlation = np.fft.irfft(power, size)[: len(series)]
-    faded = np.flatnonzero(correlation < _FADED * correlation[0])
-    return int(faded[0]) if len(faded) else len(series)
-
-
-def _draw_places(rng: np.random.Generator, count: int, block: int, runs: int, steps: int) -> Places:
-    """Places in a series of `count` steps; a block that passes the end goes on at the start."""
-    blocks = -(-steps // block)
-    first = rng.integers(0, count, (runs, blocks))
-    places: Places = (first[:, :, None] + np.arange(block)) % count
-    return places.reshape(runs, -1)[:, :steps]
+    if deviation.any():
+        power = np.abs(np.fft.rfft(deviation, 2 * count)) ** 2
+        correlation = np.fft.irfft(power, 2 * count)[:count]
+        faded = np.flatnonzero(correlation < _FADED * correlation[0])
+        lag = int(faded[0]) if len(faded) else count
+    return min(longest, max(math.isqrt(count), _SPELLS * lag))
 
 
 # A promised consistency in sentences.
@@ -324,3 +329,121 @@ def describe_promise(
         f"{counted(len(times.workers), 'worker')}). Slow periods stay together",
         "this is throughput only: stale gradients may need more steps to reach the same loss",
     )
+
+
+# Another consistency for a run through a parameter server, from what its workers recorded.
+
+
+class ServerRun:
+    """A run that other consistencies can be tried on. Raises Refused for too little of it.
+
+    The run is simulated as it was too: what the simulation is off there, promises are moved by.
+    """
+
+    def __init__(self, events: TogetherEvents) -> None:
+        steps = list_steps(events)
+        fewest = min(map(len, steps), default=0)
+        if len(steps) < 2:
+            raise Refused("consistency: there is one worker, which waits for nobody")
+        if fewest < ENOUGH_STEPS:
+            raise Refused(
+                f"consistency: a worker has {counted(fewest, 'step')}, too few to separate slow "
+                "workers from slow steps. Train for longer"
+            )
+        self.times = worker_times(steps)
+        self.server = find_server_times(events)
+        self.work = worker_times([_without_requests(one) for one in steps])
+        self.simulated = promise_throughput(self.work, events.consistency, self.server)
+        self.updates_per_s = sum(len(one) / max(float(one.step_ns.sum()), 1) for one in steps) * 1e9
+
+    @property
+    def step_ms(self) -> float:
+        """The mean step of a worker, as measured."""
+        return 1e3 * len(self.times.workers) / self.updates_per_s
+
+    @property
+    def own_ms(self) -> float:
+        return float(np.mean([series.mean() for series in self.work.own_ns])) / 1e6
+
+    def predict(self, consistency: Consistency) -> Prediction:
+        """The mean step of a worker, now and with this consistency."""
+        now, measured = self.simulated.updates_per_s, self.updates_per_s
+        promise, by = promise_throughput(self.work, consistency, self.server), measured / now
+        promise = msgspec.structs.replace(
+            promise,
+            updates_per_s=promise.updates_per_s * by,
+            low=promise.low * by,
+            high=promise.high * by,
+            step_ms=promise.step_ms / by,
+        )
+        off = (
+            f"for the present run ({self.simulated.consistency}) the simulation gives "
+            f"{significant(now)} updates/s, measured {significant(measured)}. The prediction "
+            f"is scaled by {signed_percent(measured / now - 1)}"
+        )
+        delay = self.server.pull_delay_ns + self.server.push_delay_ns
+        described = (
+            *describe_promise(find_straggling(self.times), self.times, promise),
+            off,
+            f"the busiest shard works {significant(self.server.busy_ns / 1e6)} ms for each step of "
+            "a worker, one request after the other. Messages take "
+            f"{significant(delay / 1e6)} ms more",
+        )
+        step_ms = self.step_ms
+        setting = Setting(name="consistency", value=promise.consistency)
+        low, high = (1e3 * promise.workers / rate for rate in (promise.high, promise.low))
+        return Prediction(
+            settings=(setting,),
+            baseline_ms=step_ms,
+            baseline_low_ms=step_ms,
+            baseline_high_ms=step_ms,
+            baseline_from="measured",
+            profiled_ms=step_ms,
+            predicted_ms=promise.step_ms,
+            low_ms=low,
+            high_ms=high,
+            basis="mean",
+            host_ms=self.own_ms,
+            device_ms=0.0,
+            throughput_factor=step_ms / promise.step_ms,
+            speedup_low=step_ms / high,
+            speedup_high=step_ms / low,
+            assumptions=described,
+            applied=(setting,),
+            consistency=promise,
+        )
+
+
+def _without_requests(steps: WorkerSteps) -> WorkerSteps:
+    own = steps.compute_ns + steps.other_ns
+    return msgspec.structs.replace(steps, step_ns=own, blocked_ns=np.zeros_like(own))
+
+
+def find_server_times(events: TogetherEvents) -> ServerTimes:
+    """What each shard is busy for a pull and for one gradient, and what else these take, on
+    average."""
+    applied, served, pulls = events.applied, events.served, events.pulls
+    shards = np.union1d(applied.shard, served.shard).tolist()
+    pull_ns = tuple(_mean_ns(served, shard) for shard in shards)
+    push_ns = tuple(_mean_ns(applied, shard) for shard in shards)
+    asked = pulls.gap >= 0  # a copy at hand has no gap
+    return ServerTimes(
+        pull_ns=pull_ns,
+        push_ns=push_ns,
+        pull_delay_ns=_mean_delay(pulls.transfer_ns[asked], served, pull_ns),
+        push_delay_ns=_mean_delay(events.pushes.took_ns, applied, push_ns),
+    )
+
+
+def _mean_ns(requests: RequestColumns, shard: int) -> float:
+    mine = requests.shard == shard
+    count = int(np.maximum(requests.gradients[mine], 1).sum())
+    return float(requests.took_ns[mine].sum()) / count if count else 0.0
+
+
+def _mean_delay(took_ns: Places, requests: RequestColumns, busy_ns: tuple[float, ...]) -> float:
+    """What requests take beside the shards' work and their queue."""
+    if not len(took_ns):
+        return 0.0
+    waited = float(requests.waited_ns.mean()) if len(requests) else 0.0
+    return max(0.0, float(took_ns.mean()) - waited - max(busy_ns, default=0.0))

@@ -13,10 +13,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.memory.captured import predict_peak
-from stepscope.explain.memory.model import find_transformer, linear_elements
-from stepscope.explain.memory.theory import Transformer, token_bytes, transformer_activations
+from stepscope.explain.memory.model import (
+    find_transformer,
+    linear_elements,
+    token_bytes,
+    transformer_activations,
+)
 from stepscope.predict.autocast import convolves_in_fp32, find_attention_nodes, find_wide_reads
-from stepscope.predict.data_parallel import in_step
+from stepscope.predict.fitted import fitted
 from stepscope.predict.peak_memory.backward_graph import (
     FULL,
     NARROW,
@@ -30,7 +34,7 @@ from stepscope.predict.peak_memory.peak import (
     other_algorithms_peak,
     unsure_workspace,
 )
-from stepscope.predict.step_context import StepContext, current_form
+from stepscope.predict.step_context import StepContext, current_form, in_step
 from stepscope.predict.step_spans import captured_graph, created_nodes
 from stepscope.records.memory import CapturedBackward, GraphNode, Memory
 from stepscope.records.prediction import PeakMemory
@@ -49,10 +53,10 @@ if TYPE_CHECKING:
 # gradients of parameters yet. With few samples the peak is in the optimizer's step, which holds all
 # gradients, and one more copy in its foreach form.
 
-_DOUBT = 0.05  # of what arithmetic says
-_BETWEEN_RUNS = 0.01  # by which the peak of an unchanged step differs
+_DOUBT = fitted("doubts.memory_arithmetic")  # of what arithmetic says
+_BETWEEN_RUNS = fitted("doubts.memory_between_runs")  # of the peak of an unchanged step
 _WORTH_SAYING = 0.03  # of the peak
-_MOVED_DOUBT = 0.06  # of what another batch adds or takes, where the graph says it
+_MOVED_DOUBT = fitted("doubts.memory_moved")  # of what another batch adds or takes
 
 
 class PeakParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +75,11 @@ class PeakParts(msgspec.Struct, frozen=True, kw_only=True):
 def peak_at_batch(context: StepContext, factor: float) -> PeakMemory | None:
     """At `factor` times the trace's batch, with the other changes made so far; None if it cannot be
     known."""
-    change = replace(context.memory_change, batch=factor, update_bytes=_update_bytes(context))
+    update_bytes = 0  # what the optimizer's form needs during its step, if its rule is known
+    if context.parameters is not None and context.rule.fused:
+        beside = _bytes_in_step(context) - context.rule.state_bytes - FULL
+        update_bytes = beside * context.parameters.elements
+    change = replace(context.memory_change, batch=factor, update_bytes=update_bytes)
     memory = context.memory
     if memory is not None and memory.largest_batch is not None:
         known = context.analysis.compute_once(_Known)
@@ -172,19 +180,11 @@ def _peak_by_arithmetic(context: StepContext, change: MemoryChange) -> PeakMemor
         return None
     blocks = then.inputs_bytes if change.recompute else then.blocks_bytes
     after = then.peak_bytes(change.batch * (blocks + then.outside_bytes))
-    if context.memory is None:
-        return _with_doubt(after)
-    before = now.peak_bytes(now.blocks_bytes + now.outside_bytes)
-    return _with_doubt(context.memory.peak_bytes - (before - after))
-
-
-def _update_bytes(context: StepContext) -> int:
-    """What the optimizer's form needs during its step, if its rule is known."""
-    if context.parameters is None or not context.rule.fused:
-        return 0
-    return (_bytes_in_step(context) - context.rule.state_bytes - FULL) * (
-        context.parameters.elements
-    )
+    if context.memory is not None:
+        before = now.peak_bytes(now.blocks_bytes + now.outside_bytes)
+        after = context.memory.peak_bytes - (before - after)
+    low, high = round(after * (1 - _DOUBT)), round(after * (1 + _DOUBT))
+    return PeakMemory(size_bytes=round(after), low_bytes=low, high_bytes=high)
 
 
 def _find_parts(context: StepContext, *, autocast: bool = False) -> PeakParts | None:
@@ -200,11 +200,13 @@ def _find_parts(context: StepContext, *, autocast: bool = False) -> PeakParts | 
     tokens = model.batch * model.length
     outside = token_bytes(replace(model, layers=0)) * tokens
     kept = transformer_activations(model, None).total_bytes - model.cast_bytes
+    # The gradient of the logits in fp32; without autocast the logits themselves are alive too.
+    loss_bytes = tokens * (model.vocabulary or 0) * FULL * (1 if model.compute_bytes < FULL else 2)
     return PeakParts(
         fixed_bytes=rule.state_bytes * context.parameters.elements + model.cast_bytes,
         blocks_bytes=kept - outside,
         inputs_bytes=model.layers * tokens * model.width * model.residual_bytes,
-        outside_bytes=outside + _loss_bytes(model, tokens),
+        outside_bytes=outside + loss_bytes,
         optimizer_bytes=_bytes_in_step(context) * context.parameters.elements,
     )
 
@@ -215,20 +217,6 @@ def _bytes_in_step(context: StepContext) -> int:
     form = context.update_form or current_form(context)
     copied = form == "foreach" and rule.state_bytes > FULL
     return rule.state_bytes + FULL + (FULL if copied else 0)
-
-
-def _loss_bytes(model: Transformer, tokens: int) -> int:
-    """The gradient of the logits in fp32; without autocast the logits themselves are alive too."""
-    logits = tokens * (model.vocabulary or 0) * 4
-    return logits if model.compute_bytes < 4 else 2 * logits
-
-
-def _with_doubt(size: float) -> PeakMemory:
-    return PeakMemory(
-        size_bytes=round(size),
-        low_bytes=round(size * (1 - _DOUBT)),
-        high_bytes=round(size * (1 + _DOUBT)),
-    )
 
 
 # What a trace says about the memory of forward and backward, and their graph does not.

@@ -12,14 +12,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.collective_algorithms import (
-    Hop,
-    hierarchical_over_hosts,
-    hop_of_line,
-    ring_over_hosts,
-)
 from stepscope.predict.collective_times import (
     RINGS,
+    Hop,
     TracedAllReduces,
     TransferTimes,
     fits_trace,
@@ -27,6 +22,9 @@ from stepscope.predict.collective_times import (
     from_profiles,
     from_trace,
     halves,
+    hierarchical_over_hosts,
+    hop_of_line,
+    ring_over_hosts,
     with_usual_contention,
 )
 from stepscope.predict.data_parallel import (
@@ -37,6 +35,7 @@ from stepscope.predict.data_parallel import (
     list_all_reduces,
 )
 from stepscope.predict.declaration import Refused
+from stepscope.predict.fitted import fitted, table
 from stepscope.predict.kernel_costs import FLOOR_NS, copy_ns, with_durations
 from stepscope.predict.step_context import GivenLink, HostPlan, StepContext
 from stepscope.records.hardware import Ceilings, Contention, Profile, find_device
@@ -65,10 +64,7 @@ if TYPE_CHECKING:
 
 
 class DdpCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What DDP itself costs the host: per step, per bucket and per tensor.
-
-    Measured as DDP over one rank against no DDP; docs/records/scale-out.md has the table.
-    """
+    """What DDP itself costs the host: per step, per bucket and per tensor."""
 
     step_ns: float
     bucket_ns: float
@@ -78,9 +74,8 @@ class DdpCost(msgspec.Struct, frozen=True, kw_only=True):
         return self.bucket_ns + self.tensor_ns * buckets.tensors.astype(np.float64)
 
 
-_COST_ON_CPU = DdpCost(step_ns=450_000, bucket_ns=60_000, tensor_ns=15_000)
-_COST_ON_DEVICE = DdpCost(step_ns=300_000, bucket_ns=75_000, tensor_ns=35_000)
-_CPU_COPY_BYTES_S = 27e9  # bytes read plus bytes written
+_COST_ON_CPU, _COST_ON_DEVICE = table("host.ddp_on_cpu", DdpCost), table("host.ddp_on_gpu", DdpCost)
+_CPU_COPY_BYTES_S = fitted("host.cpu_copy_bytes_s")  # bytes read plus bytes written
 
 
 class StepLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,8 +139,14 @@ def sum_gradients(
     """Insert one all-reduce per bucket."""
     layout = find_layout(graph, buckets.ready, on_host=rules.on_host)
     inserted = _reduce(graph, buckets, transfers, layout, rules, "all_reduce")
-    if rules.add_ddp and norm_buffers:
-        inserted += _broadcast(graph, norm_buffers, transfers, layout, len(inserted))
+    if rules.add_ddp and norm_buffers:  # sent before forward, which waits for it
+        forward = np.flatnonzero(graph.calls.phase == Phase.FORWARD)
+        first = int(forward.min(initial=len(graph.calls)))
+        sizes = np.array(norm_buffers.messages_bytes, np.float64)
+        for dur in transfers.expected_ns(sizes, "broadcast").tolist():
+            inserted.append(layout.collective(first, dur))
+        host_ns = layout.cost.tensor_ns * norm_buffers.tensors
+        inserted += _wait(layout, first, len(inserted) - 1, host_ns)
     return insert_collectives(graph, inserted, layout.compute)
 
 
@@ -163,7 +164,19 @@ def _reduce(
     if rules.add_ddp:
         host = layout.cost.filling_ns(buckets)
         fill = bucket_copy_ns(buckets, rules.ceilings, on_host=layout.on_host)
-    durations, lost = _in_backward(graph, buckets, transfers, layout, kind, host + fill)
+    # How long each collective takes, and what the host loses meanwhile.
+    sizes = buckets.size_bytes.astype(np.float64)
+    durations, lost = transfers.expected_ns(sizes, kind), np.zeros(len(buckets))
+    if layout.on_host and transfers.contention is not None:
+        ended = np.append(0.0, replay(graph).called_ns + graph.calls.call_ns)  # by previous call
+        spent = np.cumsum(host + fill)
+        durations, lost = chain_buckets(
+            ended[buckets.ready] + spent,
+            float(ended[layout.end_of_backward] + spent[-1]) if len(spent) else 0.0,
+            durations,
+            transfers.contended_ns(sizes, kind),
+            transfers.contention.lost,
+        )
     durations = durations + rules.waiting_ns / max(1, len(buckets))
     inserted: list[InsertedCall] = []
     last = -1
@@ -180,23 +193,6 @@ def _reduce(
     finish_ns = layout.cost.step_ns if rules.add_ddp else 0.0
     copy_back_ns = float(fill.sum())
     return [*inserted, *_wait(layout, layout.end_of_backward, last, finish_ns, copy_back_ns)]
-
-
-def _broadcast(
-    graph: StepGraph,
-    norm_buffers: NormBuffers,
-    transfers: TransferTimes,
-    layout: StepLayout,
-    offset: int,
-) -> list[InsertedCall]:
-    """Before forward, which waits for it."""
-    first = int(np.flatnonzero(graph.calls.phase == Phase.FORWARD).min(initial=len(graph.calls)))
-    sizes = np.array(norm_buffers.messages_bytes, np.float64)
-    inserted = [
-        layout.collective(first, dur) for dur in transfers.expected_ns(sizes, "broadcast").tolist()
-    ]
-    host_ns = layout.cost.tensor_ns * norm_buffers.tensors
-    return [*inserted, *_wait(layout, first, offset + len(inserted) - 1, host_ns)]
 
 
 def _wait(
@@ -232,30 +228,6 @@ def bucket_copy_ns(buckets: Buckets, ceilings: Ceilings | None, *, on_host: bool
     return copy_ns(moved, ceilings)
 
 
-def _in_backward(
-    graph: StepGraph,
-    buckets: Buckets,
-    transfers: TransferTimes,
-    layout: StepLayout,
-    kind: str,
-    host_ns: Floats,
-) -> tuple[Floats, Floats]:
-    """How long each collective takes, and what the host loses meanwhile."""
-    sizes = buckets.size_bytes.astype(np.float64)
-    alone = transfers.expected_ns(sizes, kind)
-    if not layout.on_host or transfers.contention is None:
-        return alone, np.zeros(len(buckets))
-    ended = np.append(0.0, replay(graph).called_ns + graph.calls.call_ns)  # by previous call
-    spent = np.cumsum(host_ns)
-    return chain_buckets(
-        ended[buckets.ready] + spent,
-        float(ended[layout.end_of_backward] + spent[-1]) if len(spent) else 0.0,
-        alone,
-        transfers.contended_ns(sizes, kind),
-        transfers.contention.lost,
-    )
-
-
 def shard(
     graph: StepGraph, buckets: Buckets, transfers: TransferTimes, rules: ReduceRules, stage: int
 ) -> StepGraph:
@@ -272,18 +244,14 @@ def shard(
     gathers = transfers.expected_ns(buckets.size_bytes.astype(np.float64), "all_gather")
     lost = transfers.contention.lost if rules.on_host and transfers.contention else 0.0
     if stage < 3:
-        inserted += _gather_at_end(len(graph.calls), gathers, layout, len(inserted))
+        end = len(graph.calls)
+        for dur in gathers.tolist():
+            inserted.append(layout.collective(end, dur, after_compute=True))
+        inserted += _wait(layout, end, len(inserted) - 1)
     else:
         for starts, order in _find_blocks(graph, buckets, layout):
             inserted += _gather_ahead(starts, gathers[order], layout, len(inserted), lost)
     return insert_collectives(graph, inserted, layout.compute)
-
-
-def _gather_at_end(
-    end: int, gathers: Floats, layout: StepLayout, offset: int
-) -> list[InsertedCall]:
-    inserted = [layout.collective(end, dur, after_compute=True) for dur in gathers.tolist()]
-    return [*inserted, *_wait(layout, end, offset + len(inserted) - 1)]
 
 
 def _find_blocks(
@@ -331,12 +299,12 @@ def _gather_ahead(
 # from the capture's own collectives between hosts. Hops inside a host come from a calibration or a
 # capture of one host, or from the device's data sheet.
 
-GIVEN_SPREAD = 0.25  # how far a stated link is from the one that training gets
+GIVEN_SPREAD = fitted("doubts.given_link")  # how far a stated link is from what training gets
 # One message between hosts, if only the rate is stated: TCP for gloo, RDMA for NCCL and RCCL.
-_TCP_LATENCY_NS, _RDMA_LATENCY_NS = 50_000.0, 10_000.0
-_CPU_NS_PER_BYTE = 1.0  # of an all-reduce that only cores limit (docs/records/scale-out.md)
+_TCP_LATENCY_NS, _RDMA_LATENCY_NS = fitted("links.tcp_message_ns"), fitted("links.rdma_message_ns")
+_CPU_NS_PER_BYTE = fitted("links.cpu_ns_per_byte")  # of an all-reduce that only cores limit
+_CORES_LOST = fitted("links.contention_lost")  # of that time, from compute on the same cores
 _SPLIT = (RankTensorParallel, RankPipeline)
-_CORES_LOST = 0.7  # of that time, from compute on the same cores
 
 
 def hosts_now(context: StepContext, traced: TracedExchange | None) -> HostPlan:
@@ -401,17 +369,14 @@ def find_host_times(
     else:
         times = _between_times(context, traced, hosts)
         if times is None:
-            raise Refused(_unknown_link(hosts))
+            one = hosts.before == 1
+            shown = "has one host" if one else "shows no bandwidth between its hosts"
+            raise Refused(
+                f"the capture {shown}, so the link between hosts is unknown. State it as in "
+                f"hosts={hosts.count}:10GB/s or hosts={hosts.count}:10GB/s:20us. Or capture a job "
+                "on two hosts, or run `stepscope calibrate` under a launcher on several hosts"
+            )
     return with_usual_contention(times) if context.on_host else times
-
-
-def _unknown_link(hosts: HostPlan) -> str:
-    shown = "has one host" if hosts.before == 1 else "shows no bandwidth between its hosts"
-    return (
-        f"the capture {shown}, so the link between hosts is unknown. State it as in "
-        f"hosts={hosts.count}:10GB/s or hosts={hosts.count}:10GB/s:20us. Or capture a job on "
-        "two hosts, or run `stepscope calibrate` under a launcher on several hosts"
-    )
 
 
 def compare_hierarchical(
@@ -421,7 +386,9 @@ def compare_hierarchical(
     if hosts.count < 2 or hosts.per_host < 2 or not size_bytes:
         return ""
     inside = _inside_hop(context, traced, hosts)
-    between = _between_hop(context, traced, hosts)
+    between = _given_hop(context, hosts.link) if hosts.link else None
+    if between is None:
+        between = _hop_of(_between_times(context, traced, hosts))
     if inside is None or between is None:
         return ""
     flat = ring_over_hosts(hosts.count, hosts.per_host, inside, between).at(size_bytes)
@@ -477,25 +444,18 @@ def _between_times(
 ) -> TransferTimes | None:
     """Calibrated over several hosts, else as the capture's own collectives between hosts."""
     ranks = hosts.count * hosts.per_host
-    times = from_profiles(ranks, _between_profiles(context, hosts))
+    # Fits of groups like that of the exchange: all ranks, or one of each host.
+    job_hosts = Counter(context.job.hosts.values() if context.job else ())
+    alone = hosts.per_host == 1 and max(job_hosts.values(), default=1) > 1
+    group = "inter-host" if alone else "world"
+    several = [profile for profile in _profiles(context) if spans_hosts(profile)]
+    times = from_profiles(ranks, [_only(profile, group) for profile in several])
     if times is None and traced and traced.all_reduces and hosts.before > 1:
         times = from_trace(ranks, traced.all_reduces, _backend(context))
     return times
 
 
-def _between_profiles(context: StepContext, hosts: HostPlan) -> list[Profile]:
-    """With the fits of groups like that of the exchange: all ranks, or one of each host."""
-    several = [profile for profile in _profiles(context) if spans_hosts(profile)]
-    alone = hosts.per_host == 1 and _ranks_per_host(context) > 1
-    return [_only(profile, "inter-host" if alone else "world") for profile in several]
-
-
-def _between_hop(
-    context: StepContext, traced: TracedExchange | None, hosts: HostPlan
-) -> Hop | None:
-    if hosts.link is not None:
-        return _given_hop(context, hosts.link)
-    times = _between_times(context, traced, hosts)
+def _hop_of(times: TransferTimes | None) -> Hop | None:
     return hop_of_line(times.lines["all_reduce"], times.ranks) if times else None
 
 
@@ -505,8 +465,7 @@ def _between_hop(
 def _inside_hop(context: StepContext, traced: TracedExchange | None, hosts: HostPlan) -> Hop | None:
     if hosts.per_host < 2:
         return None
-    times = _inside_times(context, traced, hosts.per_host)
-    return hop_of_line(times.lines["all_reduce"], times.ranks) if times else None
+    return _hop_of(_inside_times(context, traced, hosts.per_host))
 
 
 def _inside_times(
@@ -566,8 +525,3 @@ def _only(profile: Profile, group: str) -> Profile:
 
 def _backend(context: StepContext) -> str | None:
     return "gloo" if context.on_host else context.trace.backend
-
-
-def _ranks_per_host(context: StepContext) -> int:
-    hosts = Counter(context.job.hosts.values() if context.job else ())
-    return max(hosts.values(), default=1)

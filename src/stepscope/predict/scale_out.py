@@ -32,6 +32,7 @@ from stepscope.predict.data_parallel import (
     split_waiting,
 )
 from stepscope.predict.declaration import Outcome, Refused, changed
+from stepscope.predict.fitted import fitted, table
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.planned_exchange import (
     compare_hierarchical,
@@ -39,9 +40,10 @@ from stepscope.predict.planned_exchange import (
     replicates_hosts,
     spans_hosts,
 )
-from stepscope.predict.stalls import NORMAL_95, describe_workers_stalls, grow_stalls, share_stalls
+from stepscope.predict.stalls import describe_workers_stalls, grow_stalls, share_stalls
 from stepscope.predict.step_context import Exchange, StepContext, WorkerPlan
 from stepscope.records.hardware import Profile, find_device
+from stepscope.records.normal import NORMAL_95
 from stepscope.step.edit import scale_calls, scale_tasks
 from stepscope.step.graph import Phase
 from stepscope.step.replay import step_ns
@@ -52,14 +54,15 @@ from stepscope.text.words import counted
 if TYPE_CHECKING:
     from stepscope.step.graph import Floats, StepGraph
 
-STRAGGLING_DOUBT = 0.5  # of what the slowest worker adds, one standard deviation
-MODEL_DOUBT = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
+STRAGGLING_DOUBT = fitted("doubts.straggling")  # of what the slowest worker adds
+# Of the step, by whether compute and links share cores.
+MODEL_DOUBT = table("doubts.workers", tuple[float, float])
 LINK_FLOOR = 0.98  # of what a worker takes by itself: links only add
-SHARE_DOUBT = {True: 0.4, False: BATCH_SPREAD}  # of what a smaller share of the batch saves
-# On a CPU this much of forward and backward does not shrink with the samples: the median of seven
-# models (0.12 to 0.94), whose libraries repack weights for every matmul
-# (docs/records/scale-out.md).
-_FIXED_SHARE = 0.25
+# Of what a smaller share of the batch saves, on a GPU and on a CPU.
+SHARE_DOUBT = (BATCH_SPREAD, fitted("doubts.share_on_cpu"))
+# On a CPU this much of forward and backward does not shrink with the samples: libraries repack
+# weights for every matmul.
+_FIXED_SHARE = fitted("host.cpu_fixed_share")
 _MB = 1 << 20
 
 

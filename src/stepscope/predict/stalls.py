@@ -13,6 +13,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.budget import longer_work_ns
+from stepscope.predict.fitted import fitted
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.run import STALL_CAUSES, WITHOUT_GRADIENTS, RankRun, Stall
 from stepscope.text.figures import milliseconds
 
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 # run and stay as they are, unless a what-if concerns their cause. Times are nanoseconds.
 
 # The script stalls for these at the same step on every worker.
-NORMAL_95 = 1.96  # standard deviations on each side hold 95%
 _BY_THE_SCRIPT = frozenset({*WITHOUT_GRADIENTS, "checkpoint", "compile"})
 # Half of what independent stalls add, one standard deviation: they may partly coincide.
-_COINCIDENCE_DOUBT = 0.5
-_WORK_DOUBT = 0.25  # of what a change makes of longer steps' work: other layers, another gain
+_COINCIDENCE_DOUBT = fitted("doubts.stalls_coincide")
+# Of what a change makes of longer steps' work: other layers, another gain.
+_WORK_DOUBT = fitted("doubts.stalls_work")
 _LEAST_NAMED = 0.01  # of all stalls: a smaller part is not named
 # The script does this every so many steps, often once for so many samples.
 PER_SAMPLES = (*WITHOUT_GRADIENTS, "checkpoint")

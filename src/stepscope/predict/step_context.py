@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.memory.model import ShapedCall, StepCalls, find_batch
+from stepscope.predict.fitted import table
 from stepscope.predict.kernel_costs import Family, family_of
 from stepscope.predict.peak_memory.backward_graph import MemoryChange
 from stepscope.records.explanation import Steps
@@ -116,7 +117,7 @@ def read_batch(trace: Trace, step: StepCalls | None) -> BatchReading | None:
     if batch is None or step is None:
         return None
     size, read_from = batch
-    doubt = _doubt_first(step, size) or _doubt_others(trace, step, size)
+    doubt = _doubt_batch(trace, step, size)
     graph = bool(doubt) and _reads_one_graph(trace, step, size)
     return BatchReading(size=size, read_from=read_from, doubt=doubt, one_graph=graph)
 
@@ -129,38 +130,36 @@ def _reads_one_graph(trace: Trace, step: StepCalls, size: int) -> bool:
         return False
     tables = {
         shapes[0][0]
-        for _, shapes in _shapes_of(trace, lambda name: bool(_BY_ROW.search(name)))
+        for _, shapes in _shapes_of(trace, _BY_ROW.search)
         if shapes[0] and len(shapes) > 1
     }
     return tables == {size}
 
 
-def _doubt_first(step: StepCalls, size: int) -> str:
+def _doubt_batch(trace: Trace, step: StepCalls, size: int) -> str:
+    """Say why the size may not be the number of samples; empty if nothing speaks against it."""
     first = _first_fed(step, size)
-    if first is None or first.name not in _SIDES or len(first.dims(0)) == _SIDES[first.name]:
-        return ""
-    return f"the input of {first.name} has no dimension for a batch"
-
-
-def _doubt_others(trace: Trace, step: StepCalls, size: int) -> str:
+    if first and first.name in _SIDES and len(first.dims(0)) != _SIDES[first.name]:
+        return f"the input of {first.name} has no dimension for a batch"
     host = trace.host
     shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
     if rows_named(trace, host, shaped, _PACKED.search).any():
         return "its sequences are packed into one, so rows are tokens"
+    read = (call.dims(1) for call in step.calls if call.name == "aten::embedding")
+    # A square is a table of distances between all pairs of positions, as T5 looks them up.
     embeddings = {
-        tuple(call.dims(1)[:1])
-        for call in step.calls
-        if call.name == "aten::embedding" and len(call.dims(1)) > 1 and not _is_table(call.dims(1))
+        tuple(dims[:1])
+        for dims in read
+        if len(dims) > 1 and not (len(dims) == 2 and dims[0] == dims[1])
     }
     if len(embeddings) > 1:
         embeddings.discard((1,))  # positions, read once for all samples
     if len(embeddings) > 1:
         sizes = ", ".join(str(dims[0]) for dims in sorted(embeddings))
         return f"its inputs disagree: embeddings read batches of {sizes}"
-    first = _first_fed(step, size)
     if first is None or first.name != "aten::linear" or len(first.dims(0)) != 2:
         return ""
-    for name, shapes in _shapes_of(trace, lambda name: bool(_BY_ROW.search(name))):
+    for name, shapes in _shapes_of(trace, _BY_ROW.search):
         data, others = shapes[0], shapes[1:]
         if data and data[0] == size and any(dims and dims[0] != size for dims in others):
             return f"{name} picks rows of a table of {size:,}, as graph networks do with nodes"
@@ -169,11 +168,6 @@ def _doubt_others(trace: Trace, step: StepCalls, size: int) -> str:
         if rows and rows % size and size % rows:
             return f"its inputs disagree: the loss ({name}) reads {rows:,} rows"
     return ""
-
-
-def _is_table(dims: list[int]) -> bool:
-    """Distances between all pairs of positions, as T5 looks them up."""
-    return len(dims) == 2 and dims[0] == dims[1]
 
 
 def _first_fed(step: StepCalls, size: int) -> ShapedCall | None:
@@ -185,7 +179,7 @@ def _first_fed(step: StepCalls, size: int) -> ShapedCall | None:
     return None
 
 
-def _shapes_of(trace: Trace, matches: Any) -> list[tuple[str, list[list[int]]]]:
+def _shapes_of(trace: Trace, matches: Callable[[str], object]) -> list[tuple[str, list[list[int]]]]:
     """Distinct calls with a matching name: their name and the shapes of their tensors."""
     host = trace.host
     shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
@@ -243,7 +237,7 @@ def find_parameters(analysis: RankAnalysis) -> Parameters | None:
         return None
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
     passes = _passes(analysis, rows)
-    rows = rows[np.concatenate([one.rows for step in passes for one in _drop_repeats(step)])]
+    rows = rows[np.concatenate([one.rows for step in passes for one in _without_repeats(step)])]
     codes, counts = distinct_counts(host.shapes[rows])
     shapes = []
     for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
@@ -255,7 +249,7 @@ def find_parameters(analysis: RankAnalysis) -> Parameters | None:
     )
 
 
-def _drop_repeats(passes: list[Pass]) -> list[Pass]:
+def _without_repeats(passes: list[Pass]) -> list[Pass]:
     """When a step runs several identical passes, keep the last."""
     left = list(passes)
     for one in passes:
@@ -275,40 +269,72 @@ def _passes(analysis: RankAnalysis, rows: Rows) -> list[list[Pass]]:
     start = host.start_ns[rows]
     known = analysis.steps.steps
     step = step_of(known, start) if known else np.zeros(len(rows), np.int64)
-    forward = np.searchsorted(_forward_starts(analysis), start)
+    # On the thread that runs most of forward; others, such as a loader's, also run in backward.
+    forward = (host.kind == HostKind.OPERATOR) & (analysis.costs.phase == FORWARD)
+    main = np.bincount(host.thread[forward], minlength=1).argmax()
+    forward_starts = np.sort(host.start_ns[forward & (host.thread == main)])
+    forwards = np.searchsorted(forward_starts, start)
     stepping = rows_named(
         trace, host, host.kind == HostKind.ANNOTATION, lambda name: name.startswith(_UPDATE)
     )
     updates = np.searchsorted(np.sort(host.start_ns[stepping]), start)
-    edges = np.flatnonzero(np.diff(forward) | np.diff(step)) + 1
+    edges = np.flatnonzero(np.diff(forwards) | np.diff(step)) + 1
     by_step: dict[int, list[Pass]] = {}
     for indices in np.split(np.arange(len(rows)), edges):
         first = indices[0]
-        one = Pass(
-            rows=indices,
-            shapes=tuple(host.shapes[rows[indices]].tolist()),
-            updates=int(updates[first]),
-        )
+        shapes = tuple(host.shapes[rows[indices]].tolist())
+        one = Pass(rows=indices, shapes=shapes, updates=int(updates[first]))
         by_step.setdefault(int(step[first]), []).append(one)
     return [passes for number, passes in by_step.items() if number >= 0] or [*by_step.values()]
 
 
-def _forward_starts(analysis: RankAnalysis) -> NDArray[np.int64]:
-    """On the thread that runs most of forward; others, such as a loader's, also run in backward."""
-    host = analysis.trace.host
-    forward = (host.kind == HostKind.OPERATOR) & (analysis.costs.phase == FORWARD)
-    if not forward.any():
-        return np.zeros(0, np.int64)
-    main = np.bincount(host.thread[forward]).argmax()
-    return np.sort(host.start_ns[forward & (host.thread == main)])
+# Where the step lies in the trace, and whether compiled code runs in it.
+
+_COMPILED_MARKS = (
+    "triton_",
+    "## Call CompiledFxGraph",
+    "CompiledFunction",
+    "Torch-Compiled Region",
+)
+
+
+def step_window(context: StepContext) -> tuple[int, int]:
+    """Return the start and the end of the step that the graph's calls were taken from."""
+    host, rows = context.trace.host, context.graph.calls.row
+    rows = rows[rows >= 0]
+    start = host.start_ns[rows]
+    steps = context.steps.steps
+    if not len(rows):
+        return 0, 0
+    number = int(step_of(steps, start.max(keepdims=True))[0]) if steps else -1
+    if number >= 0:
+        return steps[number].start_ns, steps[number].start_ns + steps[number].dur_ns
+    return int(start.min()), int((start + host.dur_ns[rows]).max())
+
+
+def in_step(context: StepContext) -> Flags:
+    """Events of the host that start in this step."""
+    start = context.trace.host.start_ns
+    begin, end = step_window(context)
+    inside: Flags = (start >= begin) & (start < end)
+    return inside
+
+
+def is_compiled(context: StepContext) -> bool:
+    """Look for names that the compiler's code leaves in a trace."""
+    return any(name.startswith(_COMPILED_MARKS) for name in context.trace.strings)
+
+
+def launch_ns(context: StepContext) -> float:
+    """The host's time per launch of both passes."""
+    calls = context.graph.calls
+    launching = (calls.phase == Phase.FORWARD) | (calls.phase == Phase.BACKWARD)
+    launching &= calls.kind == CallKind.LAUNCH
+    total = float((calls.gap_ns + calls.call_ns)[launching].sum())
+    return total / max(1, int(launching.sum()))
 
 
 # Update rules of optimizers (Adam, SGD), and what each form of them costs.
-#
-# Measured on an H200: Adam with GPT-2 small, the models of benchmarks/workloads and a stack of
-# linear layers (docs/records/predictions.md); SGD with three of those models and 200 million
-# parameters in 40 tensors. On a CPU (one core of an ARM server, torch 2.13): 1 to 100 tensors of 64
-# to 4 million elements.
 
 
 class UpdateForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,49 +366,29 @@ class UpdateRule(msgspec.Struct, frozen=True, kw_only=True):
     fused_on_cpu: bool = True
 
 
-def _cpu_forms(
-    loop: tuple[float, ...], foreach: tuple[float, ...], fused: tuple[float, ...]
-) -> dict[str, UpdateForm]:
-    measured = (("loop", loop), ("foreach", foreach), ("fused", fused))
-    return {
-        form: UpdateForm(step_us=step, tensor_us=tensor, element_ns=element, order=order)
-        for order, (form, (step, tensor, element)) in enumerate(measured)
-    }
-
-
-def _forms(
-    loop: tuple[float, ...], foreach: tuple[float, ...], fused: tuple[float, ...]
-) -> dict[str, UpdateForm]:
-    names = ("step_us", "tensor_us", "bytes_each", "launches")
-    measured = (("loop", loop, 8), ("foreach", foreach, 8), ("fused", fused, 4))
-    return {
-        form: UpdateForm(**dict(zip(names, numbers, strict=True)), fewest=fewest, order=order)
-        for order, (form, numbers, fewest) in enumerate(measured)
-    }
-
-
+_FORMS = dict[str, UpdateForm]
 ADAM = UpdateRule(
     name="Adam",
-    forms=_forms((700, 107.0, 109.0, 0.0), (890, 17.0, 93.0, 0.42), (470, 6.0, 36.0, 0.06)),
-    cpu_forms=_cpu_forms((95, 82.0, 3.9), (265, 31.5, 4.0), (125, 9.0, 2.1)),
+    forms=table("host.adam", _FORMS),
+    cpu_forms=table("host.cpu_adam", _FORMS),
     state_bytes=12,
 )
 MOMENTUM = UpdateRule(
     name="SGD with momentum",
-    forms=_forms((600, 42.0, 58.0, 0.0), (450, 8.9, 55.0, 0.2), (190, 5.3, 25.0, 0.05)),
-    cpu_forms=_cpu_forms((55, 23.2, 1.17), (124, 8.9, 1.17), (82, 3.5, 0.72)),
+    forms=table("host.momentum", _FORMS),
+    cpu_forms=table("host.cpu_momentum", _FORMS),
     state_bytes=8,
 )
 PLAIN = UpdateRule(
     name="SGD",
-    forms=_forms((90, 14.0, 18.0, 0.0), (200, 1.9, 15.0, 0.05), (200, 1.8, 16.0, 0.05)),
-    cpu_forms=_cpu_forms((37, 5.1, 0.46), (71, 2.8, 0.50), (74, 2.1, 0.48)),
+    forms=table("host.plain_sgd", _FORMS),
+    cpu_forms=table("host.cpu_plain_sgd", _FORMS),
     state_bytes=4,
 )
 ADAGRAD = UpdateRule(
     name="Adagrad",
     forms=ADAM.forms,
-    cpu_forms=_cpu_forms((71, 44.0, 2.2), (187, 19.7, 2.6), (102, 8.2, 1.4)),
+    cpu_forms=table("host.cpu_adagrad", _FORMS),
     state_bytes=8,
     fused=False,
 )
@@ -541,21 +547,22 @@ def _find_families(trace: Trace, row: Ints, flops: Floats) -> NDArray[np.int8]:
 # Which update rule the step's optimizer follows, and in which form it runs.
 
 _FUSED = re.compile(r"_fused_(?:adam|adamw|sgd|adagrad)", re.IGNORECASE)
-_FOREACH = re.compile(r"_foreach_")
-_MOMENTUM = re.compile(r"mul_")  # plain SGD only adds
 _NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
 
 
 def find_rule(context: StepContext) -> UpdateRule:
     """By the name that torch writes around the optimizer's step; Adam's if there is none."""
-    names = _optimizer_names(context)
+    host, strings = context.trace.host, context.trace.strings
+    codes = distinct(host.name[host.kind == HostKind.ANNOTATION]).tolist()
+    names = {match[1] for code in codes if (match := _NAME.match(strings[code]))}
     others = sorted(names - {"Adam", "AdamW", "SGD"})
     if others == ["Adagrad"]:
         return ADAGRAD
     if others:
         return replace(ADAM, name=others[0], fused=False, fused_on_cpu=False)
     if names == {"SGD"}:
-        return MOMENTUM if any(_MOMENTUM.search(name) for name in _called(context)) else PLAIN
+        # Plain SGD only adds.
+        return MOMENTUM if any("mul_" in name for name in _called(context)) else PLAIN
     return ADAM
 
 
@@ -566,7 +573,7 @@ def current_form(context: StepContext) -> str | None:
     names = _called(context)
     if any(_FUSED.search(name) for name in names):
         return "fused"
-    foreach = any(_FOREACH.search(name) or "multi_tensor" in name for name in names)
+    foreach = any("_foreach_" in name or "multi_tensor" in name for name in names)
     return "foreach" if foreach else "loop"
 
 
@@ -586,10 +593,3 @@ def _called(context: StepContext) -> set[str]:
     if len(device):
         names |= {strings[device.name[row]] for row in kernels[kernels >= 0].tolist()}
     return names
-
-
-def _optimizer_names(context: StepContext) -> set[str]:
-    host, strings = context.trace.host, context.trace.strings
-    codes = distinct(host.name[host.kind == HostKind.ANNOTATION]).tolist()
-    matches = (_NAME.match(strings[code]) for code in codes)
-    return {match[1] for match in matches if match}

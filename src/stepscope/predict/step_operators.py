@@ -86,20 +86,39 @@ def find_step_operators(context: StepContext) -> StepOperators:
     if not len(trace.host) or not len(item_call):
         nothing = np.full(len(item_ns), -1, np.int32)
         return StepOperators(calls=(), owner=nothing, in_backward=nothing > 0, item_ns=item_ns)
-    operator = _is_operator(trace)
+    host = trace.host
+    # Operators that can be called again with what the trace says of them.
+    operator = rows_named(
+        trace,
+        host,
+        host.kind == HostKind.OPERATOR,
+        lambda name: bool(_OPERATOR.search(name)) and name not in _NOT_RECORDED,
+    )
     launched_by = _outermost(trace, operator, graph.calls.row[item_call])
-    created_by = _creators(trace, operator, graph.calls.operator[item_call])
+    # The outermost forward operator that created each backward node, or -1.
+    top = graph.calls.operator[item_call]
+    created = np.where(top >= 0, host.forward_of[np.maximum(top, 0)], -1)
+    created_by = np.full(len(top), -1, np.int32)
+    known = np.flatnonzero(created >= 0)
+    created_by[known] = _outermost(trace, operator, created[known])
     again = launched_by[:0] if context.on_host else launched_by[context.operators.recomputed]
-    forward_rows = _forward_rows(context, operator, again)
-    number = _numbers(trace, forward_rows)
-    free = (number[launched_by] < 0) & (number[created_by] < 0)
-    rows, in_forward = _joined(trace, forward_rows, _alone_rows(context, launched_by, free))
+    forward = _forward_rows(context, operator, again)
+    number = _numbers(trace, forward)
+    # Operators that belong to no forward call, if the trace has their shapes.
+    free = (number[launched_by] < 0) & (number[created_by] < 0) & (launched_by >= 0)
+    alone = distinct(launched_by[free]).astype(np.intp)
+    alone = alone[host.shapes[alone] >= 0]
+    rows = np.concatenate((forward, alone))
+    order = np.argsort(host.start_ns[rows], kind="stable")
+    rows, in_forward = rows[order], order < len(forward)
     number = _numbers(trace, rows)
     own = number[launched_by]
     owner = np.where(own >= 0, own, number[created_by])
+    if not context.on_host:  # copies between host and device: their time is the link's
+        owner = np.where(context.kernels_named(_BETWEEN_MACHINES.search), -1, owner)
     return StepOperators(
         calls=tuple(_read_calls(context, operator, rows, in_forward)),
-        owner=np.where(_crosses_machines(context), -1, owner).astype(np.int32),
+        owner=owner.astype(np.int32),
         in_backward=own < 0,
         item_ns=item_ns,
     )
@@ -110,16 +129,6 @@ def _numbers(trace: Trace, rows: NDArray[np.intp]) -> Ints:
     number = np.full(len(trace.host) + 1, -1, np.int32)
     number[rows] = np.arange(len(rows), dtype=np.int32)
     return number
-
-
-def _is_operator(trace: Trace) -> Flags:
-    """Rows of operators that can be called again with what the trace says of them."""
-
-    def is_operator(name: str) -> bool:
-        return _OPERATOR.search(name) is not None and name not in _NOT_RECORDED
-
-    host = trace.host
-    return rows_named(trace, host, host.kind == HostKind.OPERATOR, is_operator)
 
 
 def _outermost(trace: Trace, operator: Flags, rows: NDArray[Any]) -> Ints:
@@ -152,82 +161,45 @@ def _forward_rows(context: StepContext, operator: Flags, again: Ints) -> NDArray
     return distinct(np.concatenate((outer, again)))
 
 
-def _creators(trace: Trace, operator: Flags, top: Ints) -> Ints:
-    """The outermost forward operator that created each backward node, or -1."""
-    created = np.where(top >= 0, trace.host.forward_of[np.maximum(top, 0)], -1)
-    creators = np.full(len(top), -1, np.int32)
-    known = np.flatnonzero(created >= 0)
-    creators[known] = _outermost(trace, operator, created[known])
-    return creators
-
-
-def _alone_rows(context: StepContext, launched_by: Ints, free: Flags) -> NDArray[np.intp]:
-    """Operators that belong to no forward call, if the trace has their shapes."""
-    rows = distinct(launched_by[free & (launched_by >= 0)]).astype(np.intp)
-    return rows[context.trace.host.shapes[rows] >= 0]
-
-
-def _joined(
-    trace: Trace, forward: NDArray[np.intp], alone: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], Flags]:
-    """All rows in order of their start, and which of them are the forward pass's."""
-    rows = np.concatenate((forward, alone))
-    order = np.argsort(trace.host.start_ns[rows], kind="stable")
-    return rows[order], np.arange(len(rows))[order] < len(forward)
-
-
-def _crosses_machines(context: StepContext) -> Flags:
-    """Copies between the host and the device: their time is the link's, not an operator's."""
-    if context.on_host:
-        return np.zeros(len(context.graph.calls), np.bool_)
-    return context.kernels_named(_BETWEEN_MACHINES.search)
-
-
 def _read_calls(
     context: StepContext, operator: Flags, rows: NDArray[np.intp], in_forward: Flags
 ) -> list[TracedCall]:
     host, strings = context.trace.host, context.trace.strings
     columns = (host.name, host.shapes, host.strides, host.dtypes, host.concrete)
     read = values_read(context, lambda created: _outermost(context.trace, operator, created))
-    keys = list(
-        zip(
-            *(column[rows].tolist() for column in columns),
-            in_forward.tolist(),
-            [read.get(row, ()) for row in rows.tolist()],
-            strict=True,
-        )
-    )
-    shapes = context.parameters.shapes if context.parameters else ()
-    known = {key: _with_lists(_read_call(strings, key), shapes) for key in dict.fromkeys(keys)}
+    values = [read.get(row, ()) for row in rows.tolist()]
+    codes = (column[rows].tolist() for column in columns)
+    keys = list(zip(*codes, in_forward.tolist(), values, strict=True))
+    parameters = [list(shape) for shape in context.parameters.shapes] if context.parameters else []
+    known = {key: _read_call(strings, key, parameters) for key in dict.fromkeys(keys)}
     return [known[key] for key in keys]
 
 
-def _read_call(strings: tuple[str, ...], key: tuple[Any, ...]) -> TracedCall:
-    name, *codes, in_forward, read = key
+def _read_call(
+    strings: tuple[str, ...], key: tuple[Any, ...], parameters: list[list[int]]
+) -> TracedCall:
+    code, *codes, in_forward, read = key
+    name = strings[code]
     shapes, strides, dtypes, concrete = (
         tuple(msgspec.json.decode(strings[code])) if code >= 0 else () for code in codes
     )
+    widths = widths_by_argument(shapes, dtypes, read) if read else ()
+    if parameters and _LISTS.search(name):
+        # The profiler leaves out the shapes of long lists: an optimizer's are the parameters'.
+        shapes = tuple(
+            parameters if dtype == _TENSOR_LIST and not dims else dims
+            for dims, dtype in zip(shapes, dtypes, strict=False)
+        )
+        strides, in_forward = (), False
     return TracedCall(
-        name=strings[name],
+        name=name,
         shapes=shapes,
         strides=strides,
         dtypes=dtypes,
         concrete=concrete,
         in_forward=in_forward,
-        widths=widths_by_argument(shapes, dtypes, read) if read else (),
+        widths=widths,
     )
-
-
-def _with_lists(call: TracedCall, parameters: tuple[tuple[int, ...], ...]) -> TracedCall:
-    """The profiler leaves out the shapes of long lists: an optimizer's are the parameters'."""
-    if not parameters or not _LISTS.search(call.name):
-        return call
-    every = [list(shape) for shape in parameters]
-    shapes = tuple(
-        every if dtype == _TENSOR_LIST and not dims else dims
-        for dims, dtype in zip(call.shapes, call.dtypes, strict=False)
-    )
-    return msgspec.structs.replace(call, shapes=shapes, strides=(), in_forward=False)
 
 
 # A step's operator calls with another batch: which sides of their tensors grow.
@@ -264,10 +236,15 @@ def _grow_call(
             each_steps = steps if steps and len(steps) == len(dims) else [None] * len(dims)
             pairs = [grow(one, step) for one, step in zip(dims, each_steps, strict=True)]
             return [pair[0] for pair in pairs], [pair[1] for pair in pairs] if steps else steps
-        place = None if _is_weight(dims, parameters) else _growing_side(dims, batch)
-        if place is None:
+        # Products take weights transposed.
+        if tuple(dims) in parameters or (*dims[:-2], *dims[-2:][::-1]) in parameters:
             return dims, steps
-        return _with_side(dims, place, factor), _with_steps(steps, place, factor)
+        side = _growing_side(dims, batch)
+        if side is None:
+            return dims, steps
+        if steps and side < len(steps):  # dimensions that step over the growing one step farther
+            steps = [round(step * factor) if step > steps[side] else step for step in steps]
+        return _with_side(dims, side, factor), steps
 
     strides = call.strides or (None,) * len(call.shapes)
     stays = _PER_GROUP.get(call.name, ())
@@ -286,11 +263,6 @@ def _grow_call(
     )
 
 
-def _is_weight(dims: Sequence[int], parameters: Collection[Shape]) -> bool:
-    """Also transposed, as products take weights."""
-    return tuple(dims) in parameters or (*dims[:-2], *dims[-2:][::-1]) in parameters
-
-
 def _growing_side(dims: Sequence[int], batch: int) -> int | None:
     if dims and dims[0] and dims[0] % batch == 0:
         return 0
@@ -299,13 +271,6 @@ def _growing_side(dims: Sequence[int], batch: int) -> int | None:
 
 def _with_side(dims: Sequence[int], place: int, factor: float) -> list[int]:
     return [round(side * factor) if at == place else side for at, side in enumerate(dims)]
-
-
-def _with_steps(steps: Any, place: int, factor: float) -> Any:
-    """Dimensions that step over the growing one step farther."""
-    if not steps or place >= len(steps):
-        return steps
-    return [round(step * factor) if step > steps[place] else step for step in steps]
 
 
 def _grow_text(text: str, batch: int, factor: float) -> str:
@@ -344,8 +309,8 @@ def follow_values(
     outputs: dict[Shape, deque[Output]] = {}
     made = []
     for call in calls:
-        if not call.in_forward:
-            made.append(_alone(call))
+        if not call.in_forward:  # the optimizer's and autograd's own run alike in any precision
+            made.append(_operator_call(call, call.dtypes, "0" * len(call.shapes), ""))
             continue
         wanted = _as_made(call, parameters, mode, outputs, changes=mode != traced)
         made.append(wanted)
@@ -369,8 +334,8 @@ def _as_made(
     for place in reversed(range(len(call.shapes))):
         shape, dtype = call.shapes[place], dtypes[place] if place < len(dtypes) else ""
         if shape and isinstance(shape[0], list):
-            grads.append(_needs_gradient(shape, parameters, outputs))
-            dtypes[place] = _list_dtype(dtype, shape, outputs)
+            needs_gradient, dtypes[place] = _read_list(shape, dtype, parameters, outputs)
+            grads.append(needs_gradient)
             continue
         key = tuple(shape)
         if dtype not in _WIDTHS:
@@ -383,26 +348,14 @@ def _as_made(
             grads.append(any(output.needs_gradient for output in recent))
             if changes:
                 dtypes[place] = value.dtype
-        else:
-            grads.append(_is_parameter(key, place, parameters))
+        else:  # without the model's shapes: what nothing computed and is not the first argument
+            grads.append(place > 0 if parameters is None else key in parameters)
         width = call.widths[place] if place < len(call.widths) else 0
         grads[-1] = grads[-1] or width > 0  # the graph has an edge to what made it
-        if changes and dtype == _FULL and width:
-            dtypes[place] = _under_autocast(mode, width) or dtypes[place]
+        if changes and dtype == _FULL and width and uses_autocast(mode):
+            dtypes[place] = _NARROW[precision_of(mode)] if width == NARROW else _FULL
     marks = "".join("1" if grad else "0" for grad in reversed(grads))
     return _operator_call(call, dtypes, marks, mode)
-
-
-def _under_autocast(mode: str, width: int) -> str | None:
-    """None if it is not known, or this mode is not autocast's."""
-    if not width or not uses_autocast(mode):
-        return None
-    return _NARROW[precision_of(mode)] if width == NARROW else _FULL
-
-
-def _alone(call: TracedCall) -> OperatorCall:
-    """The optimizer and autograd's own operators run as recorded, in any precision."""
-    return _operator_call(call, call.dtypes, "0" * len(call.shapes), "")
 
 
 def _operator_call(call: TracedCall, dtypes: Sequence[str], grads: str, mode: str) -> OperatorCall:
@@ -417,30 +370,21 @@ def _operator_call(call: TracedCall, dtypes: Sequence[str], grads: str, mode: st
     )
 
 
-def _needs_gradient(
+def _read_list(
     shapes: Sequence[Sequence[int]],
+    dtype: str,
     parameters: Collection[Shape] | None,
     outputs: dict[Shape, deque[Output]],
-) -> bool:
-    """Whether tensors of a list do: computed ones as their last output, others as parameters."""
-    recent = [output for shape in shapes for output in outputs.get(tuple(shape), ())]
-    if recent:
-        return any(output.needs_gradient for output in recent)
-    return parameters is None or {tuple(shape) for shape in shapes} <= set(parameters)
-
-
-def _list_dtype(
-    dtype: str, shapes: Sequence[Sequence[int]], outputs: dict[Shape, deque[Output]]
-) -> str:
-    """A trace does not say the dtype of a list's tensors: the widest of their last outputs."""
-    last = [recent[-1].dtype for shape in shapes if (recent := outputs.get(tuple(shape)))]
+) -> tuple[bool, str]:
+    """Whether tensors of a list need a gradient: computed ones as their last output, others as
+    parameters. And the list's dtype, which a trace does not say: the widest of the last outputs."""
+    computed = [recent for shape in shapes if (recent := outputs.get(tuple(shape)))]
+    needs_gradient = parameters is None or {tuple(shape) for shape in shapes} <= set(parameters)
+    if computed:
+        needs_gradient = any(output.needs_gradient for recent in computed for output in recent)
+    last = (recent[-1].dtype for recent in computed)
     widest = max(last, key=lambda name: _WIDTHS[name], default="float")
-    return dtype if widest == "float" else f"{dtype}[{widest}]"
-
-
-def _is_parameter(shape: Shape, place: int, parameters: Collection[Shape] | None) -> bool:
-    """Without the model's shapes: what nothing computed and is not the first argument."""
-    return place > 0 if parameters is None else shape in parameters
+    return needs_gradient, dtype if widest == "float" else f"{dtype}[{widest}]"
 
 
 def _text(entries: Sequence[object]) -> str:

@@ -12,15 +12,14 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.data_parallel import in_step, step_window
 from stepscope.predict.peak_memory.backward_graph import (
     OUTSIDE,
     block_of_nodes,
     is_of_parameter,
     is_result,
 )
-from stepscope.predict.step_context import StepContext
-from stepscope.records.memory import CapturedBackward, GraphNode
+from stepscope.predict.step_context import StepContext, in_step, step_window
+from stepscope.records.memory import CapturedBackward
 from stepscope.records.trace import HostKind
 from stepscope.step import intervals
 from stepscope.step.correct import scale_host
@@ -72,15 +71,26 @@ def find_block_spans(context: StepContext) -> list[BlockSpan]:
     places, rows = created_nodes(context)
     if graph is None or not len(rows):
         return []
-    block = block_of_nodes(graph)
+    host, block = context.trace.host, block_of_nodes(graph)
+    starts, ends = host.start_ns[rows], host.start_ns[rows] + host.dur_ns[rows]
     spans = []
     for number, run in groupby(range(len(rows)), key=lambda at: block[places[at]]):
-        if number != OUTSIDE:
-            own = list(run)
-            span = _span(context, [graph.nodes[at] for at in places[own]], rows[own])
-            if _reads_no_gradient(graph, places[own].tolist()):
-                span = replace(span, start_ns=_end_before(context, rows, own[0]))
-            spans.append(span)
+        if number == OUTSIDE:
+            continue
+        own = list(run)
+        nodes = [graph.nodes[at] for at in places[own]]
+        start = stop = int(starts[own[0]])
+        keeping = [at for at, node in enumerate(nodes) if node.saved]
+        if keeping:
+            last = keeping[-1]
+            ran = any(is_result(saved.field) for saved in nodes[last].saved)
+            stop = int((ends if ran else starts)[own[last]])
+        if _reads_no_gradient(graph, places[own].tolist()):
+            # From where the operator before ends, or the step begins.
+            start = int(ends[own[0] - 1]) if own[0] else step_window(context)[0]
+        kept = sum(len(node.saved) for node in nodes)
+        end = int(ends[own].max())
+        spans.append(BlockSpan(start_ns=start, end_ns=end, stop_ns=stop, kept=kept))
     return spans
 
 
@@ -89,16 +99,8 @@ def _reads_no_gradient(graph: CapturedBackward, places: Sequence[int]) -> bool:
     the block have no nodes."""
     first = next((at for at in places if not is_of_parameter(graph, at)), None)
     read = [edge.node for edge in graph.nodes[first].inputs] if first is not None else []
-    older = [at for at in read if at < 0]
-    return bool(older) and all(is_of_parameter(graph, at) for at in read if at >= 0)
-
-
-def _end_before(context: StepContext, rows: Ints, at: int) -> int:
-    """Where the operator before ends, or the step begins."""
-    host = context.trace.host
-    if at == 0:
-        return step_window(context)[0]
-    return int(host.start_ns[rows[at - 1]] + host.dur_ns[rows[at - 1]])
+    without = any(at < 0 for at in read)
+    return without and all(is_of_parameter(graph, at) for at in read if at >= 0)
 
 
 def created_nodes(context: StepContext) -> tuple[Ints, Ints]:
@@ -107,10 +109,25 @@ def created_nodes(context: StepContext) -> tuple[Ints, Ints]:
     graph = captured_graph(context)
     nodes = graph.nodes if graph is not None else []
     places = [at for at, node in enumerate(nodes) if not node.is_leaf]
-    backward = _traced_nodes(context) if places else np.zeros(0, np.int32)
+    if not places:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    # Events of the step's backward, in the order in which forward created their nodes. The engine's
+    # own event around a node has the same creator.
     host, strings = context.trace.host, context.trace.strings
+    inside = (host.forward_of >= 0) & in_step(context)
+    backward = np.flatnonzero(
+        rows_named(context.trace, host, inside, lambda name: not name.startswith(_ENGINE))
+    )
+    backward = backward[np.argsort(host.forward_of[backward], kind="stable")]
     names = [strings[code] for code in host.name[backward].tolist()]
-    remade = _remade_views(nodes)
+    # Views that autograd made again because they were changed in place: no operator created them,
+    # so most traces do not link them to one.
+    remade = {
+        at
+        for at, node in enumerate(nodes)
+        if node.name == _REMADE_VIEW
+        and any(edge.node >= 0 and nodes[edge.node].name == _IN_PLACE for edge in node.inputs)
+    }
     for listed in (places, [at for at in places if at not in remade]):
         repeated = listed * (len(names) // max(1, len(listed)))
         if len(repeated) == len(names) and all(
@@ -120,47 +137,11 @@ def created_nodes(context: StepContext) -> tuple[Ints, Ints]:
     return np.zeros(0, np.int32), np.zeros(0, np.int32)
 
 
-def _remade_views(nodes: Sequence[GraphNode]) -> set[int]:
-    """Views that autograd made again because they were changed in place. No operator created them,
-    so most traces do not link them to one."""
-    return {
-        at
-        for at, node in enumerate(nodes)
-        if node.name == _REMADE_VIEW
-        and any(edge.node >= 0 and nodes[edge.node].name == _IN_PLACE for edge in node.inputs)
-    }
-
-
 def captured_graph(context: StepContext) -> CapturedBackward | None:
     """None without one, or if the script's own hooks hide a part of it."""
     captured = context.analysis.inputs.memory.captured
     graph = captured.graph if captured is not None else None
     return None if graph is None or graph.hidden else graph
-
-
-def _traced_nodes(context: StepContext) -> Ints:
-    """Events of the step's backward, in the order in which forward created their nodes."""
-    host = context.trace.host
-    inside = (host.forward_of >= 0) & in_step(context)
-    # The engine's own event around a node has the same creator.
-    rows = np.flatnonzero(
-        rows_named(context.trace, host, inside, lambda name: not name.startswith(_ENGINE))
-    ).astype(np.int32)
-    ordered: Ints = rows[np.argsort(host.forward_of[rows], kind="stable")]
-    return ordered
-
-
-def _span(context: StepContext, nodes: Sequence[GraphNode], rows: Ints) -> BlockSpan:
-    host = context.trace.host
-    starts, ends = host.start_ns[rows], host.start_ns[rows] + host.dur_ns[rows]
-    keeping = [at for at, node in enumerate(nodes) if node.saved]
-    stop = int(starts[0])
-    if keeping:
-        last = keeping[-1]
-        ran = any(is_result(saved.field) for saved in nodes[last].saved)
-        stop = int(ends[last] if ran else starts[last])
-    kept = sum(len(node.saved) for node in nodes)
-    return BlockSpan(start_ns=int(starts[0]), end_ns=int(ends.max()), stop_ns=stop, kept=kept)
 
 
 # What a step computes without gradients before its training pass: games against itself, a teacher.

@@ -13,9 +13,9 @@ import numpy as np
 
 from stepscope.explain.flops.call import Call, Unknown
 from stepscope.explain.flops.products import asked_gradients, read_convolution
+from stepscope.predict.fitted import fitted, table
 from stepscope.predict.kernel_costs import (
     ALIGNED_BYTES,
-    ELEMENT_BYTES,
     FLOOR_NS,
     Family,
     after_start,
@@ -23,6 +23,7 @@ from stepscope.predict.kernel_costs import (
     sheet_flops,
     with_durations,
 )
+from stepscope.records.dtypes import PEAK_BYTES
 from stepscope.step.call_tree import by_text, distinct_places, is_channels_last, tensor_shapes
 from stepscope.step.graph import Phase, StepGraph
 from stepscope.step.replay import step_ns
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 # and the inner dimension is input channels x taps. Blocks of the result are filled up to whole
 # ones. Tensors in torch's usual layout are copied to channels_last and back, except by a 1x1 filter
 # whose rows are aligned. A time is a sum of amounts, each a time at the data sheet's rates, times
-# constants that benchmarks/fit_convolutions.py fits to times measured on an H200.
+# fitted factors.
 
 _COLUMNS = 128  # of a block; also its rows
 _CHANNEL_BYTES = 64  # of input channels that a block reads at a time
@@ -49,7 +50,7 @@ _ALIGNED = 16  # bytes
 _RANKS = (3, 4, 5)  # tensors of a convolution over one to three dimensions
 # One deviation of the logarithm of a net's convolutions together. Single ones have a long tail:
 # cuDNN takes other kernels for some shapes, and a tenth of all take half as long again, or longer.
-_DEVIATION = 0.15
+_DEVIATION = fitted("doubts.convolutions")
 
 
 class Convolution(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,60 +93,12 @@ class Terms(NamedTuple):
     strided: float  # the larger tensor, where points are left out or put in
 
 
-_FORWARD, _BACKWARD = False, True
-_TF32 = {
-    _FORWARD: Terms(
-        start=6840,
-        layout_start=10700,
-        product=1.4,
-        weight_product=0,
-        wave=0.34,
-        moved=0.93,
-        weights=0,
-        input_layout=0,
-        output_layout=2.34,
-        strided=1.31,
-    ),
-    _BACKWARD: Terms(
-        start=23700,
-        layout_start=21500,
-        product=1.48,
-        weight_product=2.71,
-        wave=0.166,
-        moved=0.972,
-        weights=25.2,
-        input_layout=3.01,
-        output_layout=4.01,
-        strided=2.97,
-    ),
+# Of the forward and the backward pass, by dtype.
+_FACTORS = {
+    dtype: [Terms(**terms) for terms in passes]
+    for dtype, passes in table("kernels.convolutions", dict[str, list[dict[str, float]]]).items()
 }
-_NARROW = {
-    _FORWARD: Terms(
-        start=8490,
-        layout_start=9500,
-        product=1.28,
-        weight_product=0,
-        wave=0.553,
-        moved=0.482,
-        weights=0,
-        input_layout=1.47,
-        output_layout=5.67,
-        strided=1.41,
-    ),
-    _BACKWARD: Terms(
-        start=25300,
-        layout_start=23600,
-        product=1.15,
-        weight_product=1.47,
-        wave=0,
-        moved=1.12,
-        weights=18.8,
-        input_layout=6.07,
-        output_layout=7.23,
-        strided=2.23,
-    ),
-}
-_FACTORS = {"tf32": _TF32, "bf16": _NARROW, "fp16": _NARROW}
+_FACTORS["fp16"] = _FACTORS["bf16"]
 
 
 def convolution_ns(
@@ -168,7 +121,7 @@ def amounts(
     multiprocessors: int,
     gradients: AskedGradients | None = None,
 ) -> Terms:
-    item, peak_ns = ELEMENT_BYTES[dtype], 1e9 / sheet_flops(ceilings, dtype)
+    item, peak_ns = PEAK_BYTES[dtype], 1e9 / sheet_flops(ceilings, dtype)
     byte_ns = item * 1e9 / ceilings.bytes_s if ceilings.bytes_s else 0.0
     points, chunk = shape.batch * shape.filtered_points, _CHANNEL_BYTES // item
     columns, inner = shape.outputs, shape.inputs
@@ -185,7 +138,11 @@ def amounts(
     read_ns = shape.batch * shape.inputs * shape.read_points * byte_ns
     written_ns = shape.batch * shape.outputs * shape.written_points * byte_ns
     larger_ns = read_ns if shape.read_points >= shape.written_points else written_ns
-    layout = passes * _changes_layout(shape, item)
+    # A 1x1 filter is a plain product if the rows of both matrices start at aligned addresses.
+    is_plain = shape.taps == 1 and not shape.strided
+    is_plain &= shape.filtered_points * item % _ALIGNED == 0
+    is_one_point = shape.read_points == shape.written_points == 1
+    layout = passes * (not (shape.channels_last or is_one_point or is_plain))
     return Terms(
         start=passes,
         layout_start=layout,
@@ -202,14 +159,6 @@ def amounts(
 
 def _fill(size: int, block: int) -> int:
     return -(-size // block) * block
-
-
-def _changes_layout(shape: Convolution, item_bytes: int) -> bool:
-    """A 1x1 filter is a plain product if the rows of both matrices start at aligned addresses."""
-    is_plain = shape.taps == 1 and not shape.strided
-    is_aligned = shape.filtered_points * item_bytes % _ALIGNED == 0
-    is_one_point = shape.read_points == shape.written_points == 1
-    return not (shape.channels_last or is_one_point or (is_plain and is_aligned))
 
 
 def dense_convolution(call: Call, *, channels_last: bool = False) -> Convolution | None:
@@ -255,12 +204,21 @@ def find_convolution_ns(
     signature = np.where(row >= 0, costs.signature[np.maximum(row, 0)], -1)
     last = by_text(trace, trace.host.strides, row, is_channels_last, False)
     codes, place = distinct_places(np.where(signature >= 0, 2 * signature + last, -1))
-    rates = [
-        _ns_per_flop(context, code // 2, bool(code % 2), dtype, ceilings, time_of)
-        if code >= 0
-        else 0.0
-        for code in codes.tolist()
-    ]
+
+    def ns_per_flop(code: int) -> float:
+        call = context.costs.calls[code // 2]
+        shape = dense_convolution(call, channels_last=bool(code % 2))
+        if shape is None or not shape.flops:
+            return 0.0
+        if "backward" not in call.name:
+            return time_of(shape, dtype, ceilings, context.multiprocessors) / shape.flops
+        gradients = AskedGradients(*asked_gradients(call)[:2])
+        if not any(gradients):
+            return 0.0
+        whole = time_of(shape, dtype, ceilings, context.multiprocessors, gradients)
+        return whole / (shape.flops * sum(gradients))
+
+    rates = [ns_per_flop(code) if code >= 0 else 0.0 for code in codes.tolist()]
     # A kernel of a captured graph has its own part of the FLOPs.
     total: Floats = np.array(rates, np.float64)[place] * operators.flops
     return total
@@ -276,28 +234,6 @@ def one_block_ns(
     """One block goes through its inner dimension on one multiprocessor at peak: no convolution
     whose inner dimension is not divided among blocks takes less."""
     return amounts(shape, dtype, ceilings, multiprocessors, gradients).wave
-
-
-def _ns_per_flop(
-    context: StepContext,
-    signature: int,
-    channels_last: bool,
-    dtype: str,
-    ceilings: Ceilings,
-    time_of: Callable[..., float],
-) -> float:
-    call = context.costs.calls[signature]
-    shape = dense_convolution(call, channels_last=channels_last)
-    if shape is None or not shape.flops:
-        return 0.0
-    if "backward" not in call.name:
-        whole = time_of(shape, dtype, ceilings, context.multiprocessors)
-        return whole / shape.flops
-    gradients = AskedGradients(*asked_gradients(call)[:2])
-    if not any(gradients):
-        return 0.0
-    whole = time_of(shape, dtype, ceilings, context.multiprocessors, gradients)
-    return whole / (shape.flops * sum(gradients))
 
 
 def find_convolution_doubt(dur_ns: Floats, modelled: Flags) -> float:
@@ -382,16 +318,25 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 _MOST_CHANNELS = 4  # that a depthwise convolution reads per output
 _OWN = lazy_pattern(r"c1_k1_nhwc")
 _GENERAL = lazy_pattern(r"grouped_direct|implicit_gemm")
-_OWN_SHARE = 0.06  # of fp32's peak, by cuDNN's own kernels in bf16 (ConvNeXt on an H200)
+_OWN_SHARE = fitted("kernels.depthwise_share")  # of fp32's peak, by cuDNN's own kernels
 # Where the kernel of the narrow dtype is not known: it may be this much shorter, or take as long.
-_GAIN = 4.0
+_GAIN = fitted("doubts.depthwise_gain")
 
 
 def find_depthwise(context: StepContext) -> Flags:
     """Convolutions over one or few channels at a time."""
     operators, shapes = context.operators, context.trace.host.shapes
     rows = np.where(operators.family == Family.CONVOLUTION, operators.row, -1)
-    return by_text(context.trace, shapes, rows, _has_few_channels, False)
+
+    def has_few_channels(text: str) -> bool:
+        """Read input and weight: the first arguments, in backward after the gradient."""
+        tensors = [shape for shape in tensor_shapes(text) if len(shape) >= 3]
+        if len(tensors) < 2:
+            return False
+        given, weight = tensors[-2:]
+        return 0 < weight[1] <= _MOST_CHANNELS and given[1] > weight[1]
+
+    return by_text(context.trace, shapes, rows, has_few_channels, False)
 
 
 def narrow_depthwise(
@@ -420,16 +365,6 @@ def find_depthwise_doubt(dur_ns: Floats, depthwise: Flags) -> float:
     """Of the logarithm of the step: as if one deviation away they gained half of what they may."""
     share = float(dur_ns[depthwise].sum()) / max(1.0, float(dur_ns.sum()))
     return -0.5 * math.log(1.0 - share * (1.0 - 1.0 / _GAIN))
-
-
-def _has_few_channels(shapes: str) -> bool:
-    """By input and weight, the first arguments of a convolution; its backward has a gradient before
-    them."""
-    tensors = [shape for shape in tensor_shapes(shapes) if len(shape) >= 3]
-    if len(tensors) < 2:
-        return False
-    given, weight = tensors[-2:]
-    return 0 < weight[1] <= _MOST_CHANNELS and given[1] > weight[1]
 
 
 # How the rows of a product's matrices lie in memory.

@@ -18,6 +18,7 @@ from stepscope.text.notebook import SEVERITY_COLOURS, MarkedLine, card, line
 from stepscope.text.words import counted
 
 if TYPE_CHECKING:
+    from stepscope.records.comparison import TriedRemedy
     from stepscope.records.compiled import CompiledWork
     from stepscope.records.hardware import Efficiency
     from stepscope.records.job import Job, RankPart
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from stepscope.records.run import RankRun, RunOrigin, WholeRun
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.records.trace import Int8, Int32, Int64
-    from stepscope.records.tuning import TriedRemedy
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]

@@ -12,6 +12,7 @@ import msgspec
 
 from stepscope.records.quality import Bytes, Cores, DurationNs, Ranks, Rate, Threads, UnixS
 from stepscope.records.source_lines import Place
+from stepscope.text.figures import significant
 from stepscope.text.words import counted
 
 # The peaks of devices from their data sheets: dense rates, memory, links, each with its source.
@@ -189,6 +190,9 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     beside: _Line  # how long the all-reduce takes while compute runs
 
 
+BUSY = 0.15  # of the cores, by other processes
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One calibration: the machine's ceilings and, with ranks, its collectives."""
 
@@ -228,6 +232,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             if (fit.kind, fit.group_size) == (kind, group_size) and group in (None, fit.group):
                 return fit
         return None
+
+    @property
+    def doubt(self) -> str:
+        """A sentence on why a CPU's measured ceilings may be too low, else empty."""
+        others, cores = self.other_cores, self.cores
+        if self.kind != "cpu" or others is None or not cores or others < BUSY * cores:
+            return ""
+        return (
+            f"calibrated while other processes kept {significant(others)} of {cores:g} cores busy: "
+            "the machine can do more than these ceilings; run stepscope calibrate again when it is "
+            "idle"
+        )
 
 
 # How much of the device's peak a step used. Rates are per second, times integer nanoseconds.
@@ -279,6 +295,35 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     recomputed: bool = False
     place: Place | None = None  # of a compiled kernel, and of the optimizer's: its line
+
+
+MOST_SHAPES = 3  # in a sentence
+
+
+def which_call(spot: Spot, most: int | None = None) -> str:
+    """Return what tells a spot from others of its operator: its shapes, else its line."""
+    words = shape_words(spot.shapes, most)
+    return words if words or spot.place is None else spot.place.short
+
+
+def shape_words(shapes: str, most: int | None = None) -> str:
+    """Return `8192×768, 768×2304` for the profiler's JSON, without arguments that have no shape."""
+    try:
+        given = msgspec.json.decode(shapes)
+    except msgspec.DecodeError:
+        return shapes
+    if not isinstance(given, list):
+        return shapes
+    words = [
+        counted(len(dims), "tensor")
+        if any(isinstance(size, list) for size in dims)
+        else "×".join(map(str, dims))
+        for dims in given
+        if isinstance(dims, list) and dims
+    ]
+    if most is not None and len(words) > most:
+        words = [*words[:most], "…"]
+    return ", ".join(words)
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.change_values import Consistency
     from stepscope.records.quality import Note
 
@@ -158,7 +157,7 @@ class TogetherSummary(msgspec.Struct, frozen=True, kw_only=True):
         return self.updates_per_s / self.barrier_updates_per_s
 
 
-# What a parameter server's workers and shards recorded, as columns (records/server_log.py says what
+# What a parameter server's workers and shards recorded, as columns (records/folders.py says what
 # each event is). Times are nanoseconds; -1 stands for what a line leaves out, NaN for a loss.
 
 

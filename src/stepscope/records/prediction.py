@@ -175,7 +175,13 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_known:
             return "not known", f"({self._change()})"
         if self.changes_samples:
-            return self._throughput()
+            middle, low, high = (
+                self.step_ms / max(1e-9, self.step_ms - saved)
+                for saved in (self.saved_ms, self.low_ms, self.high_ms)
+            )
+            if not self.is_sure:
+                return f"{factor(low)} to {factor(high)} times the samples/s", ""
+            return f"{factor(middle)} times the samples/s", f"({factor(low)} to {factor(high)})"
         if not self.is_sure:
             return f"may change the step by {self._change()}", ""
         if self.saved_ms >= 0:
@@ -192,23 +198,11 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_sure:
             return gain
         verb, _, amount = gain.partition(" ")
-        if self._is_wide():
+        # The middle of such an interval would promise too much.
+        least, most = sorted((abs(self.low_ms), abs(self.high_ms)))
+        if most > _WIDE * least:
             amount = ends.strip("()")
         return f"{verb} {amount.removesuffix(' ms')} of {of or milliseconds(self.step_ms)}"
-
-    def _is_wide(self) -> bool:
-        """The middle of such an interval would promise too much."""
-        least, most = sorted((abs(self.low_ms), abs(self.high_ms)))
-        return most > _WIDE * least
-
-    def _throughput(self) -> tuple[str, str]:
-        middle, low, high = (
-            self.step_ms / max(1e-9, self.step_ms - saved)
-            for saved in (self.saved_ms, self.low_ms, self.high_ms)
-        )
-        if not self.is_sure:
-            return f"{factor(low)} to {factor(high)} times the samples/s", ""
-        return f"{factor(middle)} times the samples/s", f"({factor(low)} to {factor(high)})"
 
     def _becomes(self) -> str:
         if self.changed_ms is None:

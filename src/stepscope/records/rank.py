@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.compiled import CapturedGraph, CompilerRecord
     from stepscope.records.hardware import Profile
     from stepscope.records.job import RankFolder, RankPart
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from stepscope.records.source_lines import StackSamples
     from stepscope.records.trace import Trace
 
-    Ints = NDArray[np.int64]
-    StepFlags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+StepFlags = NDArray[np.bool_]
 
 # All that was read about one rank: what explaining it and predicting its step both start from.
 

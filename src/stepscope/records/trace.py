@@ -10,24 +10,21 @@ rows right after it. Device events are sorted by (start, end).
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from stepscope.records.quality import Note
 from stepscope.text.notebook import line
 from stepscope.text.words import counted
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stepscope.records.quality import Note
-
-    Int8 = NDArray[np.int8]
-    Int32 = NDArray[np.int32]
-    Int64 = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
-    Columns = dict[str, NDArray[Any]]
+Int8 = NDArray[np.int8]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Columns = dict[str, NDArray[Any]]
 
 ABSENT = -1
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.explanation import Collective, Steps
 from stepscope.records.job import KINDS, CollectiveCalls, Group, RankFolder
 from stepscope.records.trace import ABSENT, CollectiveArgs, HostKind, Trace
@@ -147,21 +148,18 @@ def _from_kernel(
     if kind in _VAGUE and call >= 0:
         kind = kind_of(trace.strings[call])
     if args:
-        group = _find_group(trace, args)
+        # The group that the call names; its ranks from the call, else from the file's
+        # list.
+        listed = _listed_group(trace, args.group)
+        group = Group(
+            name=args.group,
+            description=args.group_description or str(listed.get("pg_desc", "")),
+            size=max(args.group_size, 0) or None,
+            ranks=_integers(args.group_ranks) or tuple(listed.get("ranks") or ()),
+        )
         return _CallFacts(kind, group, size_bytes(args), args.sequence, _peer(args))
     group = _default_group(trace) if call >= 0 else Group(name="")
     return _CallFacts(kind, group, _given_bytes(trace, kind, group, shapes, dtypes))
-
-
-def _find_group(trace: Trace, args: CollectiveArgs) -> Group:
-    """The group that the call names; its ranks from the call, else from the file's list."""
-    listed = _listed_group(trace, args.group)
-    return Group(
-        name=args.group,
-        description=args.group_description or str(listed.get("pg_desc", "")),
-        size=max(args.group_size, 0) or None,
-        ranks=_integers(args.group_ranks) or tuple(listed.get("ranks") or ()),
-    )
 
 
 def _listed_group(trace: Trace, name: str) -> dict[str, Any]:
@@ -194,9 +192,18 @@ def _read_spans(
     known = row >= 0
     names = np.where(known, host.name[np.maximum(row, 0)], host.name[spans])
     lines = folder.comms if folder else ()
-    line = _find_lines(trace, row, lines)
+    # The flight recorder's line that was created during each call.
+    line_of = np.full(len(row), ABSENT, np.intp)
+    created = np.array([line.get("created_ns") or ABSENT for line in lines], np.int64)
+    order = np.argsort(created, kind="stable")
+    called_ns = host.start_ns[np.maximum(row, 0)]
+    ended = called_ns + host.dur_ns[np.maximum(row, 0)]
+    place = np.searchsorted(created[order], called_ns)
+    for i in np.flatnonzero((row >= 0) & (place < len(order))).tolist():
+        if created[order[place[i]]] <= ended[i]:
+            line_of[i] = order[place[i]]
     default = _default_group(trace)
-    columns = np.stack((names, host.shapes[spans], host.dtypes[spans], line), axis=1)
+    columns = np.stack((names, host.shapes[spans], host.dtypes[spans], line_of), axis=1)
     facts = [
         _from_span(trace, name, shapes, dtypes, lines[place] if place >= 0 else None, default)
         for name, shapes, dtypes, place in columns.tolist()
@@ -263,22 +270,6 @@ def count_elements(shape: Any) -> int:
     return math.prod(part for part in shape if isinstance(part, int))
 
 
-def _find_lines(trace: Trace, row: Int32s, lines: tuple[dict[str, Any], ...]) -> Indices:
-    """The flight recorder's line that was created during each call."""
-    line_of = np.full(len(row), ABSENT, np.intp)
-    created = np.array([line.get("created_ns") or ABSENT for line in lines], np.int64)
-    order = np.argsort(created, kind="stable")
-    at = np.maximum(row, 0)
-    called_ns = trace.host.start_ns[at]
-    ended = called_ns + trace.host.dur_ns[at]
-    place = np.searchsorted(created[order], called_ns)
-    for i in np.flatnonzero((row >= 0) & (place < len(order))).tolist():
-        line = int(order[place[i]])
-        if created[line] <= ended[i]:
-            line_of[i] = line
-    return line_of
-
-
 def _from_span(
     trace: Trace, name: int, shapes: int, dtypes: int, line: dict[str, Any] | None, default: Group
 ) -> _CallFacts:
@@ -329,16 +320,13 @@ def _span_bytes(trace: Trace, shapes: int, dtypes: int) -> int | None:
     except msgspec.DecodeError:
         return None
     pairs = zip(dims, names, strict=False)
-    return sum(DTYPE_BYTES.get(name.lower(), 0) * math.prod(dim) for dim, name in pairs) or None
+    return (
+        sum(LOWER_CASE_BYTES.get(name.lower(), 0) * math.prod(dim) for dim, name in pairs) or None
+    )
 
 
 # Collectives of one rank by kind, group and size. Their time includes waiting for other ranks.
 
-DTYPE_BYTES = {
-    "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "signed char": 1, "float8_e4m3fn": 1,
-    "float8_e5m2": 1, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "short": 2,
-    "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8,
-}  # fmt: skip
 _KINDS = (
     (lazy_pattern(r"all_?reduce|cross_device_reduce", re.I), "all_reduce"),
     (lazy_pattern(r"all_?gather", re.I), "all_gather"),
@@ -380,7 +368,7 @@ def list_collectives(calls: CollectiveCalls) -> tuple[Collective, ...]:
 
 def size_bytes(args: CollectiveArgs) -> int | None:
     """Total bytes: the output of an all-gather, the input of everything else."""
-    width = DTYPE_BYTES.get(args.dtype.lower())
+    width = LOWER_CASE_BYTES.get(args.dtype.lower())
     elements = args.out_elements if kind_of(args.name) == "all_gather" else args.in_elements
     return elements * width if width and elements >= 0 else None
 

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.cuda_graphs import NODE_SPACING, scale_node_spacing
@@ -129,8 +130,8 @@ def correct(
     return Corrected(
         graph=lighter,
         step_ns=step_ns(lighter),
-        low_ns=_at_deviations(scale_node_spacing(host, trace, 0.0), -1.96 * spread),
-        high_ns=_at_deviations(host, 1.96 * spread),
+        low_ns=_at_deviations(scale_node_spacing(host, trace, 0.0), -NORMAL_95 * spread),
+        high_ns=_at_deviations(host, NORMAL_95 * spread),
         basis="calibrated",
         spread=spread,
     )
@@ -158,22 +159,21 @@ def as_recorded(graph: StepGraph, trace: Trace, recorded_ns: float) -> Corrected
             "predicted. Record two or more whole steps (profiler.step() after each, or "
             "`stepscope run`)"
         )
-    fitted, _ = fit_to(graph, _only_the_step(recorded_ns))
+    whole = round(recorded_ns)
+    fitted, _ = fit_to(
+        graph,
+        MeasuredSteps(
+            steps=1, steps_ns=(whole,), step_ns=whole, wall_ns=whole, device_ns=None, phases_ns={}
+        ),
+    )
     spread = float(np.hypot(WITH_SHAPES.spread, UNKNOWN_SPEED))
     return Corrected(
         graph=fitted,
         step_ns=step_ns(fitted),
-        low_ns=_at_deviations(fitted, -1.96 * spread),
+        low_ns=_at_deviations(fitted, -NORMAL_95 * spread),
         high_ns=recorded_ns,
         basis="profiled",
         spread=spread,
-    )
-
-
-def _only_the_step(ns: float) -> MeasuredSteps:
-    whole = round(ns)
-    return MeasuredSteps(
-        steps=1, steps_ns=(whole,), step_ns=whole, wall_ns=whole, device_ns=None, phases_ns={}
     )
 
 

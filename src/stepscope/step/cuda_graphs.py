@@ -105,31 +105,28 @@ def add_recordings(
     rows: list[_Row] = []
     recordings: list[GraphRecording] = []
     for capture in distinct:
-        places = _add_rows(rows, capture.operators, len(trace.host))
+        # Runs of the optimizer's operators lie inside its mark, runs of one line inside
+        # its frame.
+        before = len(trace.host)
+        places: list[int] = []
+        at = rows[-1].start + 1 if rows else 0
+        for stepping, phase in groupby(capture.operators, key=lambda one: one.optimizer):
+            mark = ABSENT
+            if stepping:
+                mark = before + len(rows)
+                rows.append(_Row(HostKind.ANNOTATION, _STEP_MARK, at))
+            for place, in_line in groupby(phase, key=lambda one: one.place):
+                parent = mark
+                if place is not None:
+                    parent = before + len(rows)
+                    name = f"{place.file}({place.line}): {place.function or '<module>'}"
+                    rows.append(_Row(HostKind.PYTHON, name, at, mark))
+                for one in in_line:
+                    places.append(before + len(rows))
+                    rows.append(_Row(HostKind.OPERATOR, one.name, at, parent, one))
+                    at += 1
         recordings.append(GraphRecording(capture.operators, np.array(places, np.intp)))
     return _extend(trace, rows), tuple(recordings)
-
-
-def _add_rows(rows: list[_Row], operators: Sequence[CapturedOperator], before: int) -> list[int]:
-    """Runs of the optimizer's operators lie inside its mark, runs of one line inside its frame."""
-    places: list[int] = []
-    at = rows[-1].start + 1 if rows else 0
-    for stepping, phase in groupby(operators, key=lambda one: one.optimizer):
-        mark = ABSENT
-        if stepping:
-            mark = before + len(rows)
-            rows.append(_Row(HostKind.ANNOTATION, _STEP_MARK, at))
-        for place, in_line in groupby(phase, key=lambda one: one.place):
-            parent = mark
-            if place is not None:
-                parent = before + len(rows)
-                name = f"{place.file}({place.line}): {place.function or '<module>'}"
-                rows.append(_Row(HostKind.PYTHON, name, at, mark))
-            for one in in_line:
-                places.append(before + len(rows))
-                rows.append(_Row(HostKind.OPERATOR, one.name, at, parent, one))
-                at += 1
-    return places
 
 
 class _Texts:

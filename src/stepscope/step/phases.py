@@ -151,9 +151,20 @@ def in_optimizer_step(trace: Trace, rows: NDArray[np.integer]) -> Int32s:
         return step
     closures = rows_named(trace, host, annotation, _CLOSURE.match)
     if closures.any():
-        in_closure = nearest_of(host, closures, rows) >= 0
+        in_closure: Bools = nearest_of(host, closures, rows) >= 0
     else:
-        in_closure = _before_backward_ends(trace, marks, step, rows)
+        # A trace that says nothing of closures: what begins before the step's last
+        # backward node has ended belongs to the closure.
+        nodes = np.flatnonzero(rows_named(trace, host, host.kind == HostKind.OPERATOR, _NODE.match))
+        places = np.flatnonzero(marks)
+        places = places[np.argsort(host.start_ns[places], kind="stable")]
+        start, end = host.start_ns[places], host.start_ns[places] + host.dur_ns[places]
+        which = np.searchsorted(start, host.start_ns[nodes], side="right") - 1
+        inside = (which >= 0) & (host.start_ns[nodes] < end[np.maximum(which, 0)])
+        until = np.full(len(host), np.iinfo(np.int64).min, np.int64)
+        node_end = host.start_ns[nodes] + host.dur_ns[nodes]
+        np.maximum.at(until, places[which[inside]], node_end[inside])
+        in_closure = (step >= 0) & (host.start_ns[rows] < until[np.maximum(step, 0)])
     return np.where(in_closure & ~marks[rows], ABSENT, step).astype(np.int32)
 
 
@@ -163,22 +174,3 @@ def in_optimizer(trace: Trace, rows: NDArray[np.integer]) -> Bools:
     resets = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _ZERO_GRAD.match)
     resetting: Bools = nearest_of(host, resets, rows) >= 0
     return resetting | (in_optimizer_step(trace, rows) >= 0)
-
-
-def _before_backward_ends(
-    trace: Trace, marks: Bools, step: Int32s, rows: NDArray[np.integer]
-) -> Bools:
-    """A trace that says nothing of closures: what begins before the step's last backward node has
-    ended belongs to the closure."""
-    host = trace.host
-    nodes = np.flatnonzero(rows_named(trace, host, host.kind == HostKind.OPERATOR, _NODE.match))
-    places = np.flatnonzero(marks)
-    places = places[np.argsort(host.start_ns[places], kind="stable")]
-    start, end = host.start_ns[places], host.start_ns[places] + host.dur_ns[places]
-    which = np.searchsorted(start, host.start_ns[nodes], side="right") - 1
-    inside = (which >= 0) & (host.start_ns[nodes] < end[np.maximum(which, 0)])
-    until = np.full(len(host), np.iinfo(np.int64).min, np.int64)
-    node_end = host.start_ns[nodes] + host.dur_ns[nodes]
-    np.maximum.at(until, places[which[inside]], node_end[inside])
-    before: Bools = (step >= 0) & (host.start_ns[rows] < until[np.maximum(step, 0)])
-    return before

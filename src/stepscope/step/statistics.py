@@ -42,7 +42,6 @@ def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
     return middle
 
 
-NORMAL_95 = 1.959964  # standard deviations on either side that hold 95%
 OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 
 
@@ -75,9 +74,10 @@ def mean_interval(step_ns: Floats) -> tuple[float, float]:
         return mean, mean
     size = len(step_ns) // batches
     means = step_ns[: size * batches].reshape(batches, size).mean(axis=1)
-    half = _student(batches - 1) * float(means.std(ddof=1)) / math.sqrt(batches)
+    freedom = batches - 1
+    half = (
+        (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_MORE)
+        * float(means.std(ddof=1))
+        / math.sqrt(batches)
+    )
     return max(0.0, mean - half), mean + half
-
-
-def _student(freedom: int) -> float:
-    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_MORE

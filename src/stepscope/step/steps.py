@@ -30,7 +30,12 @@ def find_steps(trace: Trace, work: Work) -> Steps:
         return _with_cycles("profiler", steps, trace, work)
     ends = [step.start_ns + step.dur_ns for step in _marked(trace, OPTIMIZER_STEP)]
     if len(ends) >= 2:
-        ends = ends[:: several_a_step(trace, work, ends)]
+        # How many optimizer steps one training step makes: two in a GAN, whose backward
+        # passes take turns.
+        calls = _list_calls(trace, work)
+        nodes = np.flatnonzero(calls.backward)
+        places = np.searchsorted(calls.start_ns[nodes], np.array(ends, np.int64))
+        ends = ends[:: (_period(_signatures(calls.name[nodes], places)) or 1)]
         steps = tuple(
             Step(name=f"between optimizer steps {i} and {i + 1}", start_ns=a, dur_ns=b - a)
             for i, (a, b) in enumerate(pairwise(ends))
@@ -191,21 +196,33 @@ def find_repeats(trace: Trace, work: Work) -> Repeats | None:
     if not len(calls.rows):
         return None
     if calls.backward.any():
-        return _backward_passes(trace, calls)
+        # From the start of a backward pass to that of the next, if they are alike.
+        calls = _without_hooks(trace, calls)
+        nodes = calls.backward
+        first = np.flatnonzero(nodes & ~np.append(False, nodes[:-1]))
+        names = np.where(nodes, calls.name, -1)
+        passes = [
+            hash(part[part >= 0].tobytes())
+            for part in np.split(names, first[1:])
+            if (part >= 0).any()
+        ]
+        period = _period(passes)
+        if period is None:
+            return None
+        firsts = calls.start_ns[first[::period]]
+        updates = rows_named(
+            trace, trace.host, trace.host.kind != HostKind.PYTHON, OPTIMIZER_STEP.match
+        )
+        times = trace.host.start_ns[updates]
+        counts = np.diff(np.searchsorted(np.sort(times), firsts))
+        if len(times) and not (len(counts) and counts.all()):
+            return None  # the passes of one step, whose gradients add up
+        return Repeats(firsts, "backward passes") if len(firsts) > 1 else None
     for what, starts in _signs(trace, work):
         edges = _equal_iterations(calls, starts, work.extent[1]) if len(starts) > 1 else None
         if edges is not None and _computes(trace, work, edges):
             return Repeats(edges, what)
     return None
-
-
-def several_a_step(trace: Trace, work: Work, ends_ns: list[int]) -> int:
-    """How many optimizer steps one training step makes: two in a GAN, whose backward passes take
-    turns."""
-    calls = _list_calls(trace, work)
-    nodes = np.flatnonzero(calls.backward)
-    places = np.searchsorted(calls.start_ns[nodes], np.array(ends_ns, np.int64))
-    return _period(_signatures(calls.name[nodes], places)) or 1
 
 
 def _list_calls(trace: Trace, work: Work) -> _OutermostCalls:
@@ -219,29 +236,6 @@ def _list_calls(trace: Trace, work: Work) -> _OutermostCalls:
     return _OutermostCalls(
         rows, host.start_ns[rows], host.name[rows].astype(np.intp), backward[rows]
     )
-
-
-def _backward_passes(trace: Trace, calls: _OutermostCalls) -> Repeats | None:
-    """From the start of a backward pass to that of the next, if they are alike."""
-    calls = _without_hooks(trace, calls)
-    nodes = calls.backward
-    first = np.flatnonzero(nodes & ~np.append(False, nodes[:-1]))
-    names = np.where(nodes, calls.name, -1)
-    passes = [
-        hash(part[part >= 0].tobytes()) for part in np.split(names, first[1:]) if (part >= 0).any()
-    ]
-    period = _period(passes)
-    if period is None:
-        return None
-    edges = calls.start_ns[first[::period]]
-    updates = rows_named(
-        trace, trace.host, trace.host.kind != HostKind.PYTHON, OPTIMIZER_STEP.match
-    )
-    times = trace.host.start_ns[updates]
-    counts = np.diff(np.searchsorted(np.sort(times), edges))
-    if len(times) and not (len(counts) and counts.all()):
-        return None  # the passes of one step, whose gradients add up
-    return Repeats(edges, "backward passes") if len(edges) > 1 else None
 
 
 def _without_hooks(trace: Trace, calls: _OutermostCalls) -> _OutermostCalls:

@@ -109,7 +109,8 @@ def split_idle(
     cause = np.where(fed, _PYTHON, np.where(short, _LAUNCH, _OTHER))
     table = _host_causes(host, starts, ends, fed)
     cause = np.where(fed, table.argmax(axis=0), cause).astype(np.int8)
-    opened = fed & _holds_end_of(host.blocking, trace, starts, ends)
+    stops = np.sort(trace.host.start_ns[host.blocking] + trace.host.dur_ns[host.blocking])
+    opened = fed & (np.searchsorted(stops, starts) < np.searchsorted(stops, ends, side="right"))
     sizes = ends - starts
     idle = Idle(
         host_ns=int(sizes[fed].sum()),
@@ -163,11 +164,6 @@ def _host_causes(host: HostTime, starts: Int64s, ends: Int64s, fed: Bools) -> In
     gap = rows[np.searchsorted(gap_set[0], at[inside], side="right") - 1]
     np.add.at(table, (cause[inside], gap), lengths[inside])
     return table
-
-
-def _holds_end_of(rows: Indices, trace: Trace, starts: Int64s, ends: Int64s) -> Bools:
-    stops = np.sort(trace.host.start_ns[rows] + trace.host.dur_ns[rows])
-    return np.searchsorted(stops, starts) < np.searchsorted(stops, ends, side="right")
 
 
 def frames_at(trace: Trace, work: Work, times: Int64s) -> Int32s:
@@ -229,7 +225,12 @@ def make_budget(steps: Steps, step: StepTime, timeline: Timeline, idle: Idle) ->
 
 def mean_budget(ranks: tuple[RankExplanation, ...]) -> Budget:
     """The mean shares of all ranks that recorded something, over the slowest rank's step."""
-    budgets = [rank.budget for rank in ranks if _divides(rank.budget)] or [ranks[0].budget]
+    # Whether there was any work: steps without it have a length but no shares.
+    budgets = [
+        rank.budget
+        for rank in ranks
+        if (bool(rank.budget.step_ms) and any(part.share for part in rank.budget.parts))
+    ] or [ranks[0].budget]
     if len(budgets) == 1:
         return budgets[0]
     ms = max(budget.step_ms for budget in budgets)
@@ -248,8 +249,3 @@ def stretched(budget: Budget, step_ms: float) -> Budget:
     """The same shares of a step with another length."""
     parts = tuple(replace(part, ms=part.share * step_ms) for part in budget.parts)
     return replace(budget, step_ms=step_ms, parts=parts)
-
-
-def _divides(budget: Budget) -> bool:
-    """Whether there was any work: steps without it have a length but no shares."""
-    return bool(budget.step_ms) and any(part.share for part in budget.parts)

@@ -128,7 +128,7 @@ def spans_of(events: HostEvents | DeviceEvents, rows: NDArray[Any]) -> Set:
     return intervals.union(start, start + events.dur_ns[rows])
 
 
-def _work_kinds(trace: Trace, rows: Indices) -> Int8s:
+def _device_work(trace: Trace, rows: Indices) -> Work:
     device = trace.device
     kernel = device.kind == DeviceKind.KERNEL
     comm = rows_named(trace, device, kernel, _COMM_KERNEL)[rows]
@@ -136,12 +136,6 @@ def _work_kinds(trace: Trace, rows: Indices) -> Int8s:
     kind = np.full(len(rows), Kind.MEMORY, dtype=np.int8)
     kind[kernel[rows] & ~copy] = Kind.COMPUTE
     kind[comm] = Kind.COMM
-    return kind
-
-
-def _device_work(trace: Trace, rows: Indices) -> Work:
-    device = trace.device
-    kind = _work_kinds(trace, rows)
     start, launch = device.start_ns[rows], device.launch[rows]
     threads = distinct(trace.host.thread[launch[launch >= 0]])
     return Work(

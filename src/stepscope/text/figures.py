@@ -24,16 +24,12 @@ def significant(value: float) -> str:
     if size >= 999.5 or size == 0:
         return f"{value:,.0f}"
     decimals = 2
-    while decimals and size >= _rounds_up(decimals):
+    # From here on, that many decimals would show a fourth digit: 9.995 is 10.0, 99.95 is 100.
+    while decimals and size >= (10.0 ** (3 - decimals) - 0.5 * 10.0**-decimals):
         decimals -= 1
     while decimals < 6 and size < 0.9995 * 10 ** (2 - decimals):
         decimals += 1
     return f"{value:.{decimals}f}"
-
-
-def _rounds_up(decimals: int) -> float:
-    """From here on, that many decimals would show a fourth digit: 9.995 is 10.0, 99.95 is 100."""
-    return 10.0 ** (3 - decimals) - 0.5 * 10.0**-decimals
 
 
 def signed(value: float) -> str:

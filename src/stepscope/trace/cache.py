@@ -14,10 +14,11 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.folders import user_folder
 from stepscope.records.quality import MAX_EVENT_BYTES, MAX_RANKS, Note
@@ -48,10 +49,7 @@ from stepscope.trace.formats.plausible_values import (
 )
 from stepscope.trace.links import are_sorted
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Column = NDArray[Any]
+Column = NDArray[Any]
 
 # The key is a digest of the trace file's bytes, so an entry is never stale, however the file was
 # moved, copied or rewritten. Entries are written under another name and then renamed: two processes
@@ -112,7 +110,8 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     def save(self, key: str, trace: Trace) -> None:
         """Write the entry; on a full or read-only disk nothing is cached."""
         with contextlib.suppress(*_NOT_WRITTEN):  # also for facts that JSON cannot hold
-            if entry_bytes(trace) > LIMIT_BYTES:
+            # The size of the entry without its head.
+            if _end(_layout({name: len(getattr(trace, name)) for name in _TABLES})) > LIMIT_BYTES:
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._sweep()
@@ -270,11 +269,6 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 _TRACE_FIELDS = [name for name in _Head.__struct_fields__ if name in Trace.__struct_fields__]
-
-
-def entry_bytes(trace: Trace) -> int:
-    """The size of the entry without its head."""
-    return _end(_layout({name: len(getattr(trace, name)) for name in _TABLES}))
 
 
 def write_entry(file: IO[bytes], key: str, trace: Trace) -> None:

@@ -5,20 +5,17 @@ against another, and all ranks' collectives on one clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.records.job import Clock, ClockSet, HostClock, RankPart, Rounds, RunCalls
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
-    Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 # One clock against another over a whole run, from the rounds that both took part in.
 #

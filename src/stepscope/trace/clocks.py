@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.job import KINDS, RUN_LABEL, Clock, RankPart, Rounds
+from stepscope.records.trace import Flags, Int8, Int64
 from stepscope.trace.clock_offsets import MAX_DRIFT
 from stepscope.trace.matched_collectives import (
     MatchedCollectives,
@@ -27,14 +29,9 @@ from stepscope.trace.matched_collectives import (
     match_transfers,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Flags, Int8, Int64
-
-    Float = NDArray[np.float64]
-    Index = NDArray[np.intp]
-    _PartRounds = tuple[int, Int64, Int64]  # part, came, left
+Float = NDArray[np.float64]
+Index = NDArray[np.intp]
+_PartRounds = tuple[int, Int64, Int64]  # part, came, left
 
 READING_NS = 1_000.0  # how far off a time in a trace may be
 _BINS = (16, 4, 2)
@@ -109,9 +106,14 @@ def align_clocks(
     connected = np.unique(np.concatenate((edges.part, arrows.sender, arrows.receiver)))
     reference = min(connected.tolist(), key=lambda part: parts[part].rank)
     try:
-        return _solve(
-            _Problem(parts=parts, edges=edges, arrows=arrows, base=base, reference=reference)
-        )
+        # Use fewer bins if some bin is too short to connect every rank to the others.
+        problem = _Problem(parts=parts, edges=edges, arrows=arrows, base=base, reference=reference)
+        rough = _rough(problem)
+        for bins in _BINS:
+            clock = _fit(problem, rough, bins)
+            if len(clock.offset_ns) == int(np.isfinite(rough).sum()):
+                break
+        return clock
     except _Contradiction as reason:
         detail = f"times of the ranks contradict each other: {reason}; no clock was aligned"
         return Clock(aligned=False, contradicts=True, detail=detail)
@@ -236,16 +238,6 @@ def _broadcasts(
 
 
 # Solving for the offsets
-
-
-def _solve(problem: _Problem) -> Clock:
-    """Use fewer bins if some bin is too short to connect every rank to the others."""
-    rough = _rough(problem)
-    for bins in _BINS:
-        clock = _fit(problem, rough, bins)
-        if len(clock.offset_ns) == int(np.isfinite(rough).sum()):
-            break
-    return clock
 
 
 def _fit(problem: _Problem, rough: Float, bins: int) -> Clock:

@@ -222,11 +222,7 @@ def read_record(
         return None
     with contextlib.suppress(NotJsonError):
         return decode(text, kind)
-    return _fit_text(text, kind, oddities)
-
-
-def _fit_text(text: bytes, kind: type[_T], oddities: Oddities) -> _T | None:
-    """The values of a record that make sense."""
+    # The values of a record that make sense.
     try:
         value = decode_leniently(text[:MAX_FILE_BYTES])
     except NotJsonError as error:

@@ -298,7 +298,16 @@ def check_one_job(runs: Sequence[Path]) -> list[Note]:
     if len(named) < len(parts):
         _refuse_apart(parts)
         _refuse_other_commands(parts)
-    return _about_commands(parts)
+    known = [part for part in parts if part.argv]
+    different = [part for part in known if part.argv != known[0].argv]
+    if not different:
+        return []
+    first, other = known[0], different[0]
+    detail = (
+        f"the parts ran different commands: {_command(first)} in {first.folder}, "
+        f"{_command(other)} in {other.folder}"
+    )
+    return [Note(id="different-commands", detail=detail, count=len(different))]
 
 
 def _refuse_apart(parts: Sequence[_RunPart]) -> None:
@@ -330,19 +339,6 @@ def _command(part: _RunPart) -> str:
     return " ".join(part.argv)[:200]
 
 
-def _about_commands(parts: Sequence[_RunPart]) -> list[Note]:
-    known = [part for part in parts if part.argv]
-    different = [part for part in known if part.argv != known[0].argv]
-    if not different:
-        return []
-    first, other = known[0], different[0]
-    detail = (
-        f"the parts ran different commands: {_command(first)} in {first.folder}, "
-        f"{_command(other)} in {other.folder}"
-    )
-    return [Note(id="different-commands", detail=detail, count=len(different))]
-
-
 def _read_part(run: Path) -> _RunPart:
     hosts = read_host_runs(run)
     whole = read_record(run / RUN, CommandTimes, Oddities(RUN), _MOST_BYTES) or CommandTimes()
@@ -354,13 +350,16 @@ def _read_part(run: Path) -> _RunPart:
         for host in hosts
         if host.job
     }
+    # Of its first rank; a host that does not say its name is none.
+    ranks = sorted(run.glob("rank-*"))[:1]
+    names = (decode_facts(rank, Oddities(RANK)).host for rank in ranks)
     return _RunPart(
         folder=run,
         jobs=frozenset(jobs),
         began_ns=min(began, default=0),
         ended_ns=max(ended),
         argv=_argv(run),
-        hosts=_hosts(run),
+        hosts=frozenset(name for name in names if isinstance(name, str) and name),
     )
 
 
@@ -371,10 +370,3 @@ def _argv(run: Path) -> tuple[str, ...]:
         if isinstance(argv, list) and argv:
             return (argv[0].rpartition("/")[2], *argv[1:])
     return ()
-
-
-def _hosts(run: Path) -> frozenset[str]:
-    """Of its first rank; a host that does not say its name is none."""
-    ranks = sorted(run.glob("rank-*"))[:1]
-    names = (decode_facts(rank, Oddities(RANK)).host for rank in ranks)
-    return frozenset(name for name in names if isinstance(name, str) and name)

@@ -14,7 +14,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -23,8 +23,7 @@ from stepscope.records.folders import STEPS_FILE, part_number
 from stepscope.records.memory import SAVING_FILE as SAVED_MEMORY
 from stepscope.text import figures
 
-if TYPE_CHECKING:
-    Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
 # A pipe would wait for its writer for ever, /dev/zero never ends, and a file under /proc may do
 # both and still call itself regular. So a file is checked before it is opened and again once it is

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stepscope.records.trace import ABSENT, HostKind
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Columns, Flags, HostEvents, Int32, Int64
+from stepscope.records.trace import ABSENT, Columns, Flags, HostEvents, HostKind, Int32, Int64
 
 # Among events of equal extent the outer one comes first.
 _NESTING = np.array([2, 1, 0, 3, 4, 5], dtype=np.int8)

@@ -80,7 +80,8 @@ def read_profile(path: Path) -> Profile:
 def save_profile(profile: Profile) -> Path:
     """Whole or not at all; the one it replaces is kept beside it as .previous."""
     folder = profiles_folder()
-    path = folder / _file_name(profile)
+    parts = (profile.host, profile.device, profile.backend or "none", str(profile.world_size))
+    path = folder / ("-".join(re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in parts) + ".json")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,8 +97,3 @@ def save_profile(profile: Profile) -> Path:
             "set STEPSCOPE_PROFILES to a folder you can write"
         ) from None
     return path
-
-
-def _file_name(profile: Profile) -> str:
-    parts = (profile.host, profile.device, profile.backend or "none", str(profile.world_size))
-    return "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in parts) + ".json"

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.job import KINDS, SYNCHRONISING, CollectiveCalls, Group, RankPart
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Flags, Int8, Int32, Int64
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Flags, Int8, Int32, Int64
-
-    _Member = tuple[int, int, Group]  # part, its code for the group, the group
+_Member = tuple[int, int, Group]  # part, its code for the group, the group
 
 SYNCHRONISING_CODES = tuple(code for code, kind in enumerate(KINDS) if kind in SYNCHRONISING)
 _ALL_TO_ALL = KINDS.index("all_to_all")
@@ -91,7 +87,10 @@ def _match_group(parts: Sequence[RankPart], members: list[_Member]) -> MatchedCo
     step_of[inverse] = step[usable]
     numbers = [part for part, _, _ in members]
     sizes = _column(parts, numbers, table, "size_bytes", ABSENT)
-    shared = ((table >= 0).sum(axis=1) > 1) & _have_similar_sizes(sizes)
+    # Whether the ranks' bytes can belong to the same collective.
+    least = np.where(sizes > 0, sizes, _NO_SIZE).min(axis=1)
+    similar: Flags = np.maximum(sizes.max(axis=1), 0) <= _MAX_UNEQUAL * least
+    shared = ((table >= 0).sum(axis=1) > 1) & similar
     order = np.argsort(_first_arrival(parts, members, table[shared]), kind="stable")
     table = table[shared][order]
     return MatchedCollectives(
@@ -159,13 +158,6 @@ def _first_arrival(parts: Sequence[RankPart], members: list[_Member], table: Int
     return np.where(
         row >= 0, arrival[np.maximum(row, 0)] if len(arrival) else 0, np.iinfo(np.int64).max
     )
-
-
-def _have_similar_sizes(sizes: Int64) -> Flags:
-    """Whether the ranks' bytes can belong to the same collective."""
-    least = np.where(sizes > 0, sizes, _NO_SIZE).min(axis=1)
-    similar: Flags = np.maximum(sizes.max(axis=1), 0) <= _MAX_UNEQUAL * least
-    return similar
 
 
 def _column(

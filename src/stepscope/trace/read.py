@@ -16,14 +16,21 @@ from stepscope.errors import UnreadableInputError
 from stepscope.records.folders import STEPS_FILE
 from stepscope.records.quality import Note
 from stepscope.records.rank import MemoryInputs, RankInputs, StepColumns
-from stepscope.trace.files import SIDE_FILES, SQLITE, has_holes, is_pickle, may_exist, read_head
+from stepscope.trace.files import (
+    SIDE_FILES,
+    SQLITE,
+    Progress,
+    has_holes,
+    is_pickle,
+    may_exist,
+    read_head,
+)
 from stepscope.trace.remote import RemoteTrace, fetch, is_url, local_path
 
 if TYPE_CHECKING:
     from stepscope.records.hardware import Profile
     from stepscope.records.job import RankFolder
     from stepscope.records.trace import Trace
-    from stepscope.trace.files import Progress
     from stepscope.trace.run_folder.rank_facts import RankFacts
 
 # Smaller files are read faster than their digest and cache file are handled.

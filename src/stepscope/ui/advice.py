@@ -49,7 +49,7 @@ from stepscope.ui.topics.whatif import (
 )
 
 if TYPE_CHECKING:
-    from stepscope.records.tuning import TriedRemedy
+    from stepscope.records.comparison import TriedRemedy
     from stepscope.trace.files import Progress
     from stepscope.ui.html.picture import RankPicture
     from stepscope.ui.html.whatif_grid import WhatIfGrid

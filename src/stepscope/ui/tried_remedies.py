@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.fix.remedies import FIXES
-from stepscope.records.tuning import FAILED, TriedRemedy, TuneResult, best_alone, by_result
+from stepscope.records.comparison import FAILED, TriedRemedy, TuneResult, best_alone, by_result
 from stepscope.text.figures import milliseconds, significant
 from stepscope.text.words import counted
 from stepscope.trace.run_folder.related_runs import FoundTune, find_tune

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.quality import MAX_MS
-from stepscope.step.statistics import NORMAL_95
 from stepscope.verify.spread import (
     MOST_STEPS,
+    Floats,
     Spread,
     correlation_times,
     normal_quantile,
@@ -24,16 +25,13 @@ from stepscope.verify.spread import (
     student_quantile,
 )
 
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
-
 CONFIDENCE = 0.95
 POWER = 0.8  # how often the smallest detectable change is found
 FEW = 8  # with fewer steps on a side, order statistics say nothing: assume a normal distribution
 _MEDIAN_OVER_MEAN = 1.2  # spread of a few values' median over that of their mean
 _TAIL = (1 - CONFIDENCE) / 2
 _WIDTHS_COUNT = 0.75
-_ONE_OF_TWO = NORMAL_95 / math.sqrt(2)  # deviations of each side, of two equal ones
+_ONE_OF_TWO = NORMAL_95_PRECISE / math.sqrt(2)  # deviations of each side, of two equal ones
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +137,15 @@ def _compare_two_runs(a: Spread, b: Spread) -> Estimate:
 
     An angle divides the distance: 45 degrees if both are known equally well.
     """
-    angle = _angle(a, b)
+    # From how well each side's share of steps is known, and how far apart its steps lie there. The
+    # latter is noisy if few steps lie near the quantile, and often the same on both sides: it
+    # counts by three quarters, which makes the interval at most 0.5% too narrow.
+    widths = [run.at(_ONE_OF_TWO) - run.at(-_ONE_OF_TWO) for run in (a, b)]
+    deviations = [run.deviation for run in (a, b)]
+    if min(widths) <= 0:
+        widths = deviations
+    known, apart = deviations[1] / deviations[0], widths[1] / widths[0]
+    angle = math.atan(known * (apart / known) ** _WIDTHS_COUNT)
     ends, sizes = [], []
     for sign in (-1, 1):
         of_a, of_b = -sign * math.cos(angle), sign * math.sin(angle)
@@ -154,20 +160,6 @@ def _compare_two_runs(a: Spread, b: Spread) -> Estimate:
         high=max(ends[1], value),
         smallest=(ends[1] - ends[0]) / 2 * max(sizes),
     )
-
-
-def _angle(a: Spread, b: Spread) -> float:
-    """From how well each side's share of steps is known, and how far apart its steps lie there.
-
-    The latter is noisy if few steps lie near the quantile, and often the same on both sides: it
-    counts by three quarters, which makes the interval at most 0.5% too narrow.
-    """
-    widths = [run.at(_ONE_OF_TWO) - run.at(-_ONE_OF_TWO) for run in (a, b)]
-    deviations = [run.deviation for run in (a, b)]
-    if min(widths) <= 0:
-        widths = deviations
-    known, apart = deviations[1] / deviations[0], widths[1] / widths[0]
-    return math.atan(known * (apart / known) ** _WIDTHS_COUNT)
 
 
 def _ends(run: Spread) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,10 +24,11 @@ from stepscope.records.comparison import (
     Verdict,
 )
 from stepscope.records.explanation import Explanation
+from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.prediction import StepBasis
-from stepscope.step.statistics import NORMAL_95
 from stepscope.text.figures import milliseconds, unsigned_percent
 from stepscope.text.words import counted
+from stepscope.trace.files import Progress
 from stepscope.verify.change import (
     CONFIDENCE,
     FEW,
@@ -56,15 +57,11 @@ from stepscope.verify.runs import (
     find_steady_steps,
     profiled_run,
 )
-from stepscope.verify.spread import normal_quantile, quantile_spread
+from stepscope.verify.spread import Floats, normal_quantile, quantile_spread
 from stepscope.verify.steady import drift
 from stepscope.verify.traits import SHAPES, describe_workload, differences
 
-if TYPE_CHECKING:
-    from stepscope.trace.files import Progress
-    from stepscope.verify.spread import Floats
-
-    Explain = Callable[[str], Explanation]
+Explain = Callable[[str], Explanation]
 
 _SURER = 1.31  # a 99% interval's reach over that of a 95% one
 _PERCENTS = np.arange(101) / 100
@@ -418,7 +415,9 @@ def _peak(runs: Sequence[ComparedRun]) -> int | None:
 
 # Traces compared by the step that `explain` gives: without the profiler's overhead.
 
-_SMALLEST_OVER_REACH = (NORMAL_95 + normal_quantile(POWER)) / NORMAL_95  # found 4 times of 5
+_SMALLEST_OVER_REACH = (
+    NORMAL_95_PRECISE + normal_quantile(POWER)
+) / NORMAL_95_PRECISE  # found 4 times of 5
 
 
 class _LogStep(NamedTuple):

@@ -190,20 +190,16 @@ def _counts_of_both(a: Traits, b: Traits) -> list[Difference]:
 def _counts(facts: dict[str, Any]) -> dict[str, int]:
     """From the facts themselves and from the tables among them."""
     tables = [facts, *(value for value in facts.values() if isinstance(value, dict))]
-    return _loader_workers(facts) | {
+    # Of the DataLoader that fed most of the training.
+    loaders = (facts.get("data") or {}).get("loaders", ())
+    feeding = [loader for loader in loaders if loader["trains"] and loader["batches"]]
+    most = max(feeding, key=lambda loader: loader["batches"], default=None)
+    return ({"loader-workers": most["workers"]} if most else {}) | {
         name: value
         for table in tables
         for name, value in table.items()
         if str(name).endswith(_COUNTED) and isinstance(value, int)
     }
-
-
-def _loader_workers(facts: dict[str, Any]) -> dict[str, int]:
-    """Of the DataLoader that fed most of the training."""
-    loaders = (facts.get("data") or {}).get("loaders", ())
-    feeding = [loader for loader in loaders if loader["trains"] and loader["batches"]]
-    most = max(feeding, key=lambda loader: loader["batches"], default=None)
-    return {"loader-workers": most["workers"]} if most else {}
 
 
 def _parameters(a: Traits, b: Traits) -> list[Difference]:

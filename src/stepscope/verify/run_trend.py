@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from stepscope.step.statistics import NORMAL_95
+from stepscope.records.normal import NORMAL_95_PRECISE
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 LEVEL = 0.01
 MOST_RUNS = 1000  # the newest ones
@@ -142,7 +139,7 @@ def _describe(logs: Floats, skipped: int, start: int, at: int, end: int) -> RunL
 def _interval(differences: Floats, before: int, after: int) -> tuple[float | None, float | None]:
     """The order statistics that Mann and Whitney's test would not reject, by its normal limit."""
     pairs = before * after
-    reach = NORMAL_95 * math.sqrt(pairs * (before + after + 1) / 12)
+    reach = NORMAL_95_PRECISE * math.sqrt(pairs * (before + after + 1) / 12)
     first = math.floor(pairs / 2 - reach)
     if first < 1:
         return None, None

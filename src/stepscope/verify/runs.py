@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.whole_run.rank_run import explain_run
@@ -20,7 +21,7 @@ from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.explanation import Explanation
 from stepscope.records.folders import STEPS_FILE
 from stepscope.records.quality import Ranks
-from stepscope.records.rank import StepColumns
+from stepscope.records.rank import StepColumns, StepFlags
 from stepscope.records.run import STALL_CAUSES, RankRun, Stall
 from stepscope.trace.decode import NotJsonError, Oddities, brief, decode, read_record
 from stepscope.trace.files import (
@@ -38,10 +39,7 @@ from stepscope.trace.run_folder.run_state import read_origin
 from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.comparison import StepsAre
-    from stepscope.records.rank import StepFlags
     from stepscope.verify.spread import Floats
 
     StepTimes = NDArray[np.float64]
@@ -86,7 +84,16 @@ def find_runs(path: str, *, unit: str = "ms", column: str | None = None) -> list
         return [_traced_run(path)]
     here = Path(path)
     if is_folder(here):
-        return _runs_in_folder(here)
+        if may_exist(here / STEPS_FILE):
+            return [_measured_run(here, [here])]
+        ranks = _rank_folders(here)
+        if ranks or may_exist(here / RUN):
+            return [_measured_run(here, ranks)]
+        inner = list_folder(here)
+        runs = [path for path in inner if is_folder(path) and _rank_folders(path)]
+        if runs and not any(is_trace_name(path.name) for path in inner):
+            return [_measured_run(path, _rank_folders(path)) for path in runs]
+        return [_traced_run(str(here))]
     if not may_exist(here):
         raise UnreadableInputError(f"{path} does not exist")
     if here.name == STEPS_FILE:
@@ -116,19 +123,6 @@ def profiled_run(run: ComparedRun, explanation: Explanation) -> ComparedRun:
         has_trace=True,
         notes=run.notes,
     )
-
-
-def _runs_in_folder(folder: Path) -> list[ComparedRun]:
-    if may_exist(folder / STEPS_FILE):
-        return [_measured_run(folder, [folder])]
-    ranks = _rank_folders(folder)
-    if ranks or may_exist(folder / RUN):
-        return [_measured_run(folder, ranks)]
-    inner = list_folder(folder)
-    runs = [path for path in inner if is_folder(path) and _rank_folders(path)]
-    if runs and not any(is_trace_name(path.name) for path in inner):
-        return [_measured_run(path, _rank_folders(path)) for path in runs]
-    return [_traced_run(str(folder))]
 
 
 def _rank_folders(run: Path) -> list[Path]:
@@ -201,7 +195,14 @@ def _plain_columns(rank: Path) -> StepColumns | None:
     columns = read_step_columns(rank, Oddities(STEPS_FILE))
     if columns is None or not columns.plain.any():
         return None
-    return without_untimed(columns)
+    # Where the device timed some steps, only those count: a host that runs ahead ends its steps
+    # early.
+    if columns.device_ns is None:
+        return columns
+    timed = columns.device_ns > 0
+    if not (timed & columns.plain).any():
+        return msgspec.structs.replace(columns, device_ns=None)
+    return msgspec.structs.replace(columns, whole=columns.whole & timed)
 
 
 def _mean_ns(columns: StepColumns) -> float:
@@ -284,17 +285,6 @@ def columns_of_list(step_ms: Floats) -> StepColumns:
     )
 
 
-def without_untimed(steps: StepColumns) -> StepColumns:
-    """Where the device timed some steps, only those count: a host that runs ahead ends its steps
-    early."""
-    if steps.device_ns is None:
-        return steps
-    timed = steps.device_ns > 0
-    if not (timed & steps.plain).any():
-        return msgspec.structs.replace(steps, device_ns=None)
-    return msgspec.structs.replace(steps, whole=steps.whole & timed)
-
-
 # Lists of step times from a text file, CSV, JSON or JSON lines, as milliseconds.
 #
 # A column's name gives the unit if it ends in _ns, _us, _ms or _s, or is a unit itself; else the
@@ -333,7 +323,18 @@ def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> S
     if path.name.endswith(".json"):
         rows = _json_rows(path, _decoded(path, text))
     elif path.name.endswith((".jsonl", ".ndjson")):
-        rows = _json_lines(path, text)
+        # A last line that was cut short is left out.
+        rows = []
+        lines = text.splitlines()
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append((number, decode(line.encode(), Any)))
+            except NotJsonError as error:
+                if number == len(lines):
+                    break
+                raise UnreadableInputError(f"{path}, line {number}: {error}") from None
     else:
         rows = _text_rows(text, path.name.endswith((".csv", ".tsv")))
     values = _values(path, rows, unit, column)
@@ -388,22 +389,6 @@ def _json_rows(path: Path, content: Any) -> list[tuple[int, Any]]:
     if not isinstance(content, list):
         raise UnreadableInputError(f"{path} holds {brief(content)}, but a list is needed")
     return list(enumerate(content, 1))
-
-
-def _json_lines(path: Path, text: str) -> list[tuple[int, Any]]:
-    """A last line that was cut short is left out."""
-    rows = []
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append((number, decode(line.encode(), Any)))
-        except NotJsonError as error:
-            if number == len(lines):
-                break
-            raise UnreadableInputError(f"{path}, line {number}: {error}") from None
-    return rows
 
 
 def _text_rows(text: str, is_csv: bool) -> list[tuple[int, Any]]:

@@ -7,15 +7,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 # A quantile is as uncertain as the share of steps below it (Woodruff's interval). That share is an
 # average of signs, below or above, which neither tails nor outliers affect. If the quantile lies

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.verify.change import median_ratio
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
+from stepscope.verify.spread import Floats
 
 # Which steps count: the first ones of a run are often warm-up.
 #
@@ -31,7 +28,8 @@ def warm_up(steps: Floats) -> int:
     """How many of the first steps to leave out."""
     if len(steps) < _FEWEST:
         return 0
-    medians = _medians(steps)
+    whole = len(steps) // GROUP * GROUP
+    medians: Floats = np.median(steps[:whole].reshape(-1, GROUP), axis=1)
     later = medians[len(medians) // 2 :]
     middle = float(np.median(later))
     deviation = _DEVIATIONS * float(np.median(np.abs(later - middle)))
@@ -48,12 +46,6 @@ def drift(steps: Floats) -> float | None:
     ratio = median_ratio([steps[:half]], [steps[half:]])
     share = float(np.expm1(ratio.value))
     return share if not ratio.low <= 0 <= ratio.high and abs(share) >= _DRIFTS else None
-
-
-def _medians(steps: Floats) -> Floats:
-    whole = len(steps) // GROUP * GROUP
-    medians: Floats = np.median(steps[:whole].reshape(-1, GROUP), axis=1)
-    return medians
 
 
 # Which steps of a trial count, and the mean step that they give.

@@ -12,17 +12,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from stepscope.step.statistics import NORMAL_95
+from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.verify.change import Estimate, mean_ratio, mean_step, widen_for_starts
+from stepscope.verify.spread import Floats
 from stepscope.verify.steady import without_pauses
-
-if TYPE_CHECKING:
-    from stepscope.verify.spread import Floats
 
 ROUNDS = 20
 FEWEST_ROUNDS = 5
@@ -60,7 +57,7 @@ def summarise_rounds(seconds: Sequence[float], calls: int) -> StepRounds:
     """From the mean step of each round."""
     rounds_ms = [max(1e3 * value, 1e-9) for value in seconds]
     ms, low, high = mean_step([_counted(rounds_ms)])
-    other_start = NORMAL_95 * ONE_START * ms
+    other_start = NORMAL_95_PRECISE * ONE_START * ms
     return StepRounds(
         rounds_ms=tuple(rounds_ms),
         calls=calls,
@@ -93,12 +90,8 @@ def _round_s(step: Callable[[], object], calls: int, clock: Callable[[], float])
     start = clock()
     for _ in range(calls):
         step()
-    _finish_device()
-    return clock() - start
-
-
-def _finish_device() -> None:
-    """Wait for CUDA, if the step uses it. torch is not imported for this."""
+    # Wait for CUDA, if the step uses it. torch is not imported for this.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    return clock() - start

@@ -16,6 +16,7 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.folders import node_name, user_folder
+from stepscope.records.normal import NORMAL_95_PRECISE
 from stepscope.records.prediction import (
     RECORD_SCHEMA,
     Delivery,
@@ -26,7 +27,6 @@ from stepscope.records.prediction import (
     Workload,
 )
 from stepscope.records.quality import encode_json
-from stepscope.step.statistics import NORMAL_95
 from stepscope.text.figures import milliseconds, signed_percent
 from stepscope.trace.files import LineFile, open_to_append
 
@@ -267,7 +267,7 @@ def learn(name: str, history: Sequence[TrackedPromise]) -> Lesson | None:
     limited = [max(-most, min(most, e)) for e, most in zip(errors, limits, strict=True)]
     shift = len(tried) / (len(tried) + PRIOR) * median(limited)
     misses = [min(abs(e - shift) / w, _FARTHEST) for e, w in zip(errors, widths, strict=True)]
-    squares = sum((NORMAL_95 * miss) ** 2 for miss in misses)
+    squares = sum((NORMAL_95_PRECISE * miss) ** 2 for miss in misses)
     stretch = max(1.0, math.sqrt((PRIOR + squares) / (PRIOR + len(tried))))
     return Lesson(deliveries=len(tried), shift=shift, stretch=stretch)
 

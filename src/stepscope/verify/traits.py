@@ -62,7 +62,13 @@ class Traits:
 
 def read_traits(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
     """From the first rank: every rank runs the same program."""
-    words = _words_of_facts(facts)
+    ddp = (facts.get("communication") or {}).get("ddp") or ()
+    cap = ddp[0].get("bucket_cap_bytes") if ddp else None
+    known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
+    known |= {"script": script_name(facts), "device": device_name(facts)}
+    known |= {"world size": facts.get("world_size"), "bucket size": f"{cap} bytes" if cap else None}
+    known |= {REMEDIES: _remedy_words(facts)}
+    words = {name: str(value) for name, value in known.items() if value}
     if explanation is None:
         return Traits(words=words, facts=facts)
     rank = explanation.ranks[0]
@@ -73,10 +79,14 @@ def read_traits(facts: dict[str, Any], explanation: Explanation | None) -> Trait
     kinds = sorted({str(type(x).__struct_config__.tag) for x in explanation.strategies})
     words = _words_of_trace(rank, names) | words
     words["strategy"] = ", ".join(kinds) or "none"
+    counts: dict[str, float] = defaultdict(float)
+    for row in rank.operators:
+        if row.name == _GRADIENT and row.shapes:
+            counts[row.shapes] += row.calls / steps
     return Traits(
         words=words,
         facts=facts,
-        gradients=_gradients(rank.operators, steps),
+        gradients=dict(counts),
         products=_products(rank.operators, steps),
         blocking=None if rank.kind == "cpu" else sum(x.count for x in rank.syncs) / steps,
     )
@@ -99,16 +109,6 @@ def device_name(facts: dict[str, Any]) -> str | None:
     return str(name) if name else None
 
 
-def _words_of_facts(facts: dict[str, Any]) -> dict[str, str]:
-    ddp = (facts.get("communication") or {}).get("ddp") or ()
-    cap = ddp[0].get("bucket_cap_bytes") if ddp else None
-    known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
-    known |= {"script": script_name(facts), "device": device_name(facts)}
-    known |= {"world size": facts.get("world_size"), "bucket size": f"{cap} bytes" if cap else None}
-    known |= {REMEDIES: _remedy_words(facts)}
-    return {name: str(value) for name, value in known.items() if value}
-
-
 def _remedy_words(facts: dict[str, Any]) -> str | None:
     """What was applied to the whole run; None for steps that no run folder describes."""
     remedies: Sequence[RunRemedy] | None = facts.get("remedies")
@@ -121,7 +121,10 @@ def _remedy_words(facts: dict[str, Any]) -> str | None:
 def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, str]:
     products = [row for row in rank.operators if row.name in PRODUCTS]
     words = {"compile": _yes(any(name.startswith(_COMPILED) for name in names))}
-    words["CUDA graphs"] = _yes(_is_graphed(rank))
+    # Kernels are marked as nodes of a graph, or far outnumber the calls that launch them.
+    launches = rank.launches
+    many = launches.linked > _KERNELS_PER_LAUNCH * launches.calls
+    words["CUDA graphs"] = _yes(bool(launches.graph_kernels) or (launches.calls > 0 and many))
     if rank.device:
         words["device"] = rank.device
     if rank.world_size:
@@ -138,13 +141,6 @@ def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, s
         words["optimizer"] = _optimizer_form(names)
         words["update rule"] = "Adam" if any(map(_ADAM.search, names)) else "another"
     return words
-
-
-def _is_graphed(rank: RankExplanation) -> bool:
-    """Kernels are marked as nodes of a graph, or far outnumber the calls that launch them."""
-    launches = rank.launches
-    many = launches.linked > _KERNELS_PER_LAUNCH * launches.calls
-    return bool(launches.graph_kernels) or (launches.calls > 0 and many)
 
 
 def _yes(is_so: bool) -> str:
@@ -166,14 +162,6 @@ def _dtypes(text: str) -> set[str]:
     return {_DTYPES[name] for name in names & _DTYPES.keys()} | (
         {"fp8"} if any("Float8" in name for name in names) else set()
     )
-
-
-def _gradients(operators: Sequence[Operator], steps: int) -> dict[str, float]:
-    counts: dict[str, float] = defaultdict(float)
-    for row in operators:
-        if row.name == _GRADIENT and row.shapes:
-            counts[row.shapes] += row.calls / steps
-    return dict(counts)
 
 
 def _products(operators: Sequence[Operator], steps: int) -> dict[tuple[str, Shapes], float]:

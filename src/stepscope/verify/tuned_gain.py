@@ -345,7 +345,11 @@ def _usual(scatters: Collection[_Scatter]) -> _Scatter | None:
     unlike = float(levels.var(ddof=1)) - float(np.mean([_trigamma(half) for half in halves]))
     if unlike <= _trigamma(_MOST_FREEDOM / 2):
         return None
-    half = _where_trigamma_is(unlike)
+    # By halving: trigamma falls.
+    half, high = 1e-3, _MOST_FREEDOM
+    while high / half > 1 + 1e-6:
+        middle = math.sqrt(half * high)
+        half, high = (middle, high) if _trigamma(middle) > unlike else (half, middle)
     return _Scatter(math.exp(float(levels.mean()) + _digamma(half) - math.log(half)), 2 * half)
 
 
@@ -356,12 +360,3 @@ def _digamma(x: float) -> float:
 def _trigamma(x: float) -> float:
     step = _STEP * x
     return (math.lgamma(x + step) - 2 * math.lgamma(x) + math.lgamma(x - step)) / step**2
-
-
-def _where_trigamma_is(value: float) -> float:
-    """By halving: trigamma falls."""
-    low, high = 1e-3, _MOST_FREEDOM
-    while high / low > 1 + 1e-6:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if _trigamma(middle) > value else (low, middle)
-    return low

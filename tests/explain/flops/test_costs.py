@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.flops.costs import Costs, count_costs
+from stepscope.records.dtypes import PEAKS
 from stepscope.step.phases import PHASES
 
 from ..build import AUTOGRAD, Events, kernel, note, op, step
@@ -94,7 +94,7 @@ def test_fp32_inputs_multiplied_as_tf32_are_tf32(read: Read) -> None:
         kernel("ampere_sgemm_128x64_nn", start=41, dur=10, launched_at=11),
     )
     costs = count_costs(trace)
-    assert [DTYPES[code] for code in costs.dtype[costs.counted]] == ["tf32", "fp32"]
+    assert [PEAKS[code] for code in costs.dtype[costs.counted]] == ["tf32", "fp32"]
 
 
 def test_phases_come_from_what_is_around_an_operator(read: Read) -> None:

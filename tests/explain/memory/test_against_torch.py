@@ -11,8 +11,7 @@ import pytest
 from benches import analyse
 from stepscope import read_trace
 from stepscope.explain.memory.lifetimes import find_lifetimes
-from stepscope.explain.memory.model import find_transformer
-from stepscope.explain.memory.theory import transformer_activations
+from stepscope.explain.memory.model import find_transformer, transformer_activations
 from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.memory.model import find_batch, find_transformer, read_calls
-from stepscope.explain.memory.theory import transformer_activations
+from stepscope.explain.memory.model import (
+    find_batch,
+    find_transformer,
+    read_calls,
+    transformer_activations,
+)
 from stepscope.step.steps import find_steps
 from stepscope.step.work import find_work
 

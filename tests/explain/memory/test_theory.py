@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stepscope.explain.memory.theory import (
+from stepscope.explain.memory.model import (
     MIXED_ADAM,
     RANKS,
     VOLUME,

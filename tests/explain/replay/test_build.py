@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stepscope import read_trace
-from stepscope.step.graph import CallKind, Phase, build_graph
+from stepscope.step.graph import CallKind, Phase, build_graph, typical_step
 from stepscope.step.replay import replay
 from stepscope.step.steps import find_steps
-from stepscope.step.typical import typical_step
 from stepscope.step.work import find_work
 
 from ..build import AUTOGRAD, call, kernel, note, op, step

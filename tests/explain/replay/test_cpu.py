@@ -16,10 +16,9 @@ from stepscope.step.correct import (
     without_profiler_on_cpu,
 )
 from stepscope.step.edit import scale_tasks
-from stepscope.step.graph import CallKind, build_graph
+from stepscope.step.graph import CallKind, build_graph, typical_step
 from stepscope.step.replay import replay, step_ns
 from stepscope.step.steps import find_steps
-from stepscope.step.typical import typical_step
 from stepscope.step.work import find_work
 
 from ..build import WORKER, frame, kernel, note, op, step

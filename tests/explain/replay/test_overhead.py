@@ -20,10 +20,9 @@ from stepscope.step.correct import (
     launch_slowness,
     without_profiler,
 )
-from stepscope.step.graph import Phase
+from stepscope.step.graph import Phase, typical_step
 from stepscope.step.replay import step_ns
 from stepscope.step.steps import find_steps
-from stepscope.step.typical import typical_step
 from stepscope.step.work import find_work
 from stepscope.text.figures import milliseconds
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from stepscope.explain.memory.theory import bytes_per_parameter
+from stepscope.explain.memory.model import bytes_per_parameter
 from stepscope.records.strategies import FullySharded, RankFullySharded
 
 from ..build import AUTOGRAD, Events, note

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.explain.findings import find_in_job
+from stepscope.explain.findings import apply_rules
+from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.strategies.join import bound
 from stepscope.records.strategies import Pipeline, RankPipeline
 
@@ -149,7 +150,7 @@ def test_the_stage_with_most_compute_decides(read: Read) -> None:
     each = joined(part(0), part(1, compute_ns=900, bubble_ns=100), part(2))
     assert each.imbalance == pytest.approx(900 / 700)
     assert each.deciding_stage == 1
-    (finding,) = find_in_job(job_with(), [each])
+    (finding,) = apply_rules("job", JobEvidence(job_with(), [each]))
     assert finding.id == "pipeline-bubble"
     assert finding.share == pytest.approx(0.3)
     assert finding.rank == 1
@@ -169,7 +170,7 @@ def test_replicas_of_a_stage_are_one_stage(read: Read) -> None:
 
 def test_a_pipeline_without_a_bubble_is_not_a_finding(read: Read) -> None:
     each = joined(part(0, bubble_ns=10), part(1, bubble_ns=10), part(2, bubble_ns=10))
-    assert find_in_job(job_with(), [each]) == ()
+    assert apply_rules("job", JobEvidence(job_with(), [each])) == []
 
 
 @pytest.mark.parametrize(("p", "m", "share"), [(4, 8, 3 / 11), (4, 4, 3 / 7), (1, 5, 0)])

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.explain.findings import find_in_job
+from stepscope.explain.findings import apply_rules
+from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.explain.job.rank_part import measure_rank_steps
 from stepscope.records.job import Clock, RankPart
@@ -212,7 +213,7 @@ def test_pipeline_idles_as_long_as_it_truly_does(
     even = len(set(forward_ms)) == 1
     assert each.deciding_stage == (None if even else 1)
     assert each.bound_share == pytest.approx(3 / (microbatches + 3))
-    (finding,) = find_in_job(job_with(), [each])
+    (finding,) = apply_rules("job", JobEvidence(job_with(), [each]))
     assert (finding.remedies[0].id == "balance-stages") == (not even)
 
 

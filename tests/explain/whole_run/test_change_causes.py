@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.findings.loop.slows_down import find_in
+from stepscope.explain.findings.loop import slows_down
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.records.rank import StepColumns
 
@@ -38,7 +38,7 @@ def test_each_phase_and_the_wait_for_a_core_are_compared() -> None:
 def test_the_finding_names_what_most_of_the_change_is(
     steps: StepColumns, words: str, first: str
 ) -> None:
-    finding = find_in(explain_run(steps))
+    finding = slows_down.judge(explain_run(steps))
     assert finding is not None
     assert words in finding.summary
     assert finding.remedies[0].id == first

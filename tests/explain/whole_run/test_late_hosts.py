@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.findings.communication.straggler import find
 from stepscope.explain.findings.evidence import JobEvidence
+from stepscope.explain.findings.jobs import straggler
 from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.explain.job.hosts import HostColumns
 from stepscope.explain.job.late_ranks import WholeRunLateness, decide, judge_whole_run
@@ -135,7 +135,7 @@ def test_a_host_whose_clock_may_be_off_by_as_much_is_not_accused() -> None:
 def test_the_finding_names_the_host() -> None:
     job = join_ranks([_paced(part) for part in on_hosts({2: 6.0, 3: 6.0})])
     assert job.hosts == {0: "node0", 1: "node0", 2: "node1", 3: "node1"}
-    finding = find(JobEvidence(job=replace(job, step_ms=30.0), strategies=()))
+    finding = straggler.find(JobEvidence(job=replace(job, step_ms=30.0), strategies=()))
     assert finding is not None
     assert (finding.title, finding.rank) == ("Slow host", None)
     assert finding.summary.startswith("node1 is slow: its 2 ranks arrive 6.0")
@@ -177,7 +177,9 @@ def test_a_slow_link_is_found_where_no_rank_is_late() -> None:
     found = decide(Stragglers(verdict="none"), none, [slow_link(40.0)])
     assert (found.verdict, found.ranks) == ("found", (slow_link(40.0),))
     job = join_ranks([_paced(part) for part in on_hosts({})])
-    finding = find(JobEvidence(job=replace(job, step_ms=80.0, stragglers=found), strategies=()))
+    finding = straggler.find(
+        JobEvidence(job=replace(job, step_ms=80.0, stragglers=found), strategies=())
+    )
     assert finding is not None
     assert finding.title == "Slow link"
     assert finding.summary.startswith(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.findings.communication.straggler import find
 from stepscope.explain.findings.evidence import JobEvidence
+from stepscope.explain.findings.jobs import straggler
 from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.explain.job.late_ranks import WholeRunLateness, decide, judge_whole_run
 from stepscope.records.job import RankPart, Rounds, Straggler, Stragglers
@@ -103,7 +103,7 @@ def test_a_lateness_that_wanders_is_nobodys() -> None:
 def test_the_finding_says_how_often_and_by_how_much(late: Any, says: str) -> None:
     paced = [_paced(part) for part in parts({2: late})]
     job = replace(join_ranks(paced), step_ms=30.0)
-    finding = find(JobEvidence(job=job, strategies=()))
+    finding = straggler.find(JobEvidence(job=job, strategies=()))
     assert finding is not None
     assert says in finding.summary
     assert finding.rank == 2

@@ -9,19 +9,25 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.findings import healthy, load_rules, sort_findings
-from stepscope.explain.findings.compiled import compile_time, recompiles
+from stepscope.explain.findings.compiled import compile_time, find_recompiles, recompiles
 from stepscope.explain.findings.evidence import offer_for_waits
 from stepscope.explain.findings.host import gc_pauses
 from stepscope.explain.findings.loop import (
     checkpoint_share,
     data_stalls,
     evaluation_share,
+    find_periodic_stall,
     irregular_stalls,
     periodic_stall,
     slows_down,
     start_up,
 )
-from stepscope.explain.findings.memory import allocator_retries, memory_growth, memory_leak
+from stepscope.explain.findings.memory import (
+    allocator_retries,
+    find_growth,
+    memory_growth,
+    memory_leak,
+)
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place
 from stepscope.records.memory import Growth, Memory
@@ -52,11 +58,11 @@ def evidence_of(a_run: RankRun | None, memory: Memory | None = None) -> Any:
     return SimpleNamespace(run=a_run, memory=memory, compiled=None, longer_work_ns=0.0)
 
 
-@pytest.mark.parametrize("module", OF_THE_RUN, ids=lambda module: module.RULE.id)
-def test_a_healthy_run_and_a_run_without_steps_say_nothing(module: Any) -> None:
-    assert module.RULE.find(evidence_of(healthy_run())) is None
-    assert module.RULE.find(evidence_of(None)) is None
-    assert module.RULE.find(evidence_of(run(times=None))) is None
+@pytest.mark.parametrize("rule", OF_THE_RUN, ids=lambda rule: rule.id)
+def test_a_healthy_run_and_a_run_without_steps_say_nothing(rule: Any) -> None:
+    assert rule.find(evidence_of(healthy_run())) is None
+    assert rule.find(evidence_of(None)) is None
+    assert rule.find(evidence_of(run(times=None))) is None
 
 
 # Stalls
@@ -64,12 +70,12 @@ def test_a_healthy_run_and_a_run_without_steps_say_nothing(module: Any) -> None:
 
 def test_bursts_are_blamed_on_workers_only_where_the_loader_has_so_many() -> None:
     for feeding in (None, LoaderUse(workers=0), LoaderUse(workers=2)):
-        finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
+        finding = sure(data_stalls.judge(run(stall("data"), loader=feeding)))
         assert finding.summary == "Every 4th step waits 68.0 ms for data."
 
 
 def test_bursts_of_a_loader_are_named_with_its_workers() -> None:
-    finding = sure(data_stalls.find_in(run(stall("data"), loader=LoaderUse(workers=4))))
+    finding = sure(data_stalls.judge(run(stall("data"), loader=LoaderUse(workers=4))))
     assert finding.summary == (
         "Every 4th step waits 68.0 ms for data: the loader's 4 workers deliver in bursts."
     )
@@ -90,7 +96,7 @@ def test_a_cheaper_batch_names_the_line_that_makes_it() -> None:
         made_at=CodePlace(file="/home/u/dataset.py", line=31, function="Rows.__getitem__"),
         fetch=Sum(count=50, wall_ns=485_000_000, cpu_ns=485_000_000),
     )
-    finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
+    finding = sure(data_stalls.judge(run(stall("data"), loader=feeding)))
     (cheaper,) = (remedy for remedy in finding.remedies if remedy.id == "cheaper-batch")
     assert cheaper.summary == (
         "Make a batch cheaper (it takes 9.70 ms), in dataset.py:31 (Rows.__getitem__)"
@@ -102,7 +108,7 @@ def test_a_cheaper_batch_names_the_line_that_makes_it() -> None:
 
 def test_a_dataset_that_only_yields_is_said_to_be_duplicated() -> None:
     feeding = LoaderUse(workers=0, iterable=True)
-    finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
+    finding = sure(data_stalls.judge(run(stall("data"), loader=feeding)))
     assert "each worker must take its share" in finding.remedies[0].summary
 
 
@@ -117,19 +123,17 @@ def test_pinned_memory_is_offered_on_a_gpu_only() -> None:
 
 def test_workers_that_start_with_each_epoch_should_persist() -> None:
     feeding = LoaderUse(workers=2, epochs=4, batches=4 * 313)
-    finding = sure(data_stalls.find_in(run(stall("data", period=313), loader=feeding)))
+    finding = sure(data_stalls.judge(run(stall("data", period=313), loader=feeding)))
     assert finding.summary == "Every 313th step waits 68.0 ms for data: an epoch begins."
     assert finding.remedies[0].id == "persistent-workers"
     lasting = sure(
-        data_stalls.find_in(
-            run(stall("data", period=313), loader=replace(feeding, persistent=True))
-        )
+        data_stalls.judge(run(stall("data", period=313), loader=replace(feeding, persistent=True)))
     )
     assert "persistent-workers" not in [remedy.id for remedy in lasting.remedies]
 
 
 def test_a_wait_at_each_epoch_asks_for_workers_that_stay() -> None:
-    finding = sure(data_stalls.find_in(run(stall("data", period=313, typical_ms=2100.0))))
+    finding = sure(data_stalls.judge(run(stall("data", period=313, typical_ms=2100.0))))
     assert finding.summary == "Every 313th step waits 2.10 s for data."
     assert finding.remedies[0].id == "persistent-workers"
 
@@ -148,24 +152,24 @@ def test_a_wait_at_each_epoch_asks_for_workers_that_stay() -> None:
 def test_how_often_steps_stall_is_said_as_people_say_it(
     changes: dict[str, Any], words: str
 ) -> None:
-    finding = sure(data_stalls.find_in(run(stall("data", **changes))))
+    finding = sure(data_stalls.judge(run(stall("data", **changes))))
     assert finding.summary.startswith(f"{words} 68.0 ms for data")
 
 
 def test_a_stall_under_3_percent_of_the_mean_step_is_not_reported() -> None:
-    assert data_stalls.find_in(run(stall("data", share=0.029))) is None
-    assert sure(data_stalls.find_in(run(stall("data", share=0.031)))).severity == "low"
-    assert sure(data_stalls.find_in(run(stall("data", share=0.11)))).severity == "medium"
+    assert data_stalls.judge(run(stall("data", share=0.029))) is None
+    assert sure(data_stalls.judge(run(stall("data", share=0.031)))).severity == "low"
+    assert sure(data_stalls.judge(run(stall("data", share=0.11)))).severity == "medium"
 
 
 def test_garbage_collection() -> None:
-    finding = sure(gc_pauses.find_in(run(stall("gc", period=None, steps=20, typical_ms=850.0))))
+    finding = sure(gc_pauses.judge(run(stall("gc", period=None, steps=20, typical_ms=850.0))))
     assert finding.summary == "1 step in 50 pauses for 850 ms while Python collects garbage."
     assert [remedy.id for remedy in finding.remedies] == ["gc-freeze", "gc-by-hand"]
 
 
 def test_recompilation() -> None:
-    finding = sure(recompiles.find_in(run(stall("compile", period=None, steps=12))))
+    finding = sure(find_recompiles(run(stall("compile", period=None, steps=12))))
     assert finding.summary == "1 step in 83 recompiles a function, which takes 68.0 ms."
     assert finding.remedies[0].id == "mark-dynamic"
 
@@ -184,7 +188,7 @@ def test_long_compilation_offers_a_cache_unless_one_was_used() -> None:
 
 
 def test_allocator_retries() -> None:
-    finding = sure(allocator_retries.find_in(run(stall("allocator", period=None, steps=2))))
+    finding = sure(allocator_retries.judge(run(stall("allocator", period=None, steps=2))))
     assert finding.summary == (
         "2 steps of 1,000 wait 68.0 ms while the allocator frees its cache and asks for "
         "memory again."
@@ -204,42 +208,43 @@ def test_allocator_retries() -> None:
 def test_a_stall_with_a_period_and_no_finding_of_its_own(
     cause: str, words: str, first: str
 ) -> None:
-    finding = sure(periodic_stall.find_in(run(stall(cause, period=50))))
+    finding = sure(find_periodic_stall(run(stall(cause, period=50))))
     assert finding.summary == f"Every 50th step takes 68.0 ms {words}"
     assert finding.remedies[0].id == first
-    assert irregular_stalls.find_in(run(stall(cause, period=50))) is None
+    assert irregular_stalls.judge(run(stall(cause, period=50))) is None
 
 
 def test_steps_that_do_as_much_more_work_do_not_stall() -> None:
     """A stall takes 10 ms: 8 ms of more work in the trace are enough, 7 are not."""
     a_run = run(stall("unknown", period=50, typical_ms=10.0))
-    assert periodic_stall.find_in(a_run, longer_work_ns=8e6) is None
-    assert periodic_stall.find_in(a_run, longer_work_ns=7e6) is not None
+    assert find_periodic_stall(a_run, longer_work_ns=8e6) is None
+    assert find_periodic_stall(a_run, longer_work_ns=7e6) is not None
     measured = run(stall("logging", period=50, typical_ms=10.0))
-    assert periodic_stall.find_in(measured, longer_work_ns=9e6) is not None
+    assert find_periodic_stall(measured, longer_work_ns=9e6) is not None
 
 
-@pytest.mark.parametrize(("module", "period"), [(periodic_stall, 50), (irregular_stalls, None)])
-def test_where_the_line_is_known_it_is_named(module: Any, period: int | None) -> None:
+@pytest.mark.parametrize(("rule", "period"), [(periodic_stall, 50), (irregular_stalls, None)])
+def test_where_the_line_is_known_it_is_named(rule: Any, period: int | None) -> None:
     place = Place(file="/home/u/train.py", line=40, function="log")
-    finding = sure(module.find_in(run(stall("unknown", period=period, where=(place,)))))
+    a_run = run(stall("unknown", period=period, where=(place,)))
+    finding = sure(rule.find(evidence_of(a_run)))
     assert finding.summary.endswith(" longer, in log (train.py:40).")
     assert finding.where == (place,)
 
 
 def test_a_stall_without_a_period_that_nothing_explains() -> None:
     a_run = run(stall("unknown", period=None, steps=40))
-    finding = sure(irregular_stalls.find_in(a_run))
+    finding = sure(irregular_stalls.judge(a_run))
     assert finding.summary == (
         "1 step in 25 takes 68.0 ms longer, and nothing measured explains it."
     )
-    assert periodic_stall.find_in(a_run) is None
+    assert find_periodic_stall(a_run) is None
 
 
 def test_causes_with_a_finding_of_their_own_are_not_said_twice() -> None:
     for cause in ("data", "gc", "compile", "allocator", "evaluation", "checkpoint"):
-        assert periodic_stall.find_in(run(stall(cause))) is None
-        assert irregular_stalls.find_in(run(stall(cause, period=None))) is None
+        assert find_periodic_stall(run(stall(cause))) is None
+        assert irregular_stalls.judge(run(stall(cause, period=None))) is None
 
 
 # Slower with time
@@ -250,7 +255,7 @@ DOUBLED = LevelChange(step=310, low=308, high=311, before_ms=30.0, after_ms=60.0
 def test_a_step_that_doubles_after_step_300() -> None:
     """500 steps of 30 ms, 500 of 60 ms: 15 ms of a mean step of 45 ms are lost."""
     change = LevelChange(step=510, low=510, high=510, before_ms=30.0, after_ms=60.0)
-    finding = sure(slows_down.find_in(run(changes=(change,), times=times(mean_ms=45.0))))
+    finding = sure(slows_down.judge(run(changes=(change,), times=times(mean_ms=45.0))))
     assert finding.summary == (
         "Steps take 2.0 times as long, from step 510 on: 60.0 ms instead of 30.0 ms."
     )
@@ -263,19 +268,19 @@ def test_a_step_that_doubles_after_step_300() -> None:
 
 
 def test_where_a_change_is_not_sure_its_interval_is_said() -> None:
-    finding = sure(slows_down.find_in(run(changes=(DOUBLED,), times=times(mean_ms=51.0))))
+    finding = sure(slows_down.judge(run(changes=(DOUBLED,), times=times(mean_ms=51.0))))
     assert finding.evidence[1] == ("step 310 (between 308 and 311): 30.0 ms before, 60.0 ms after")
 
 
 def test_a_run_that_becomes_faster_does_not_slow_down() -> None:
     faster = LevelChange(step=310, low=308, high=311, before_ms=60.0, after_ms=30.0)
-    assert slows_down.find_in(run(changes=(faster,))) is None
+    assert slows_down.judge(run(changes=(faster,))) is None
 
 
 def test_a_slow_time_that_ends_is_said_with_both_ends() -> None:
     slow = LevelChange(step=210, low=210, high=210, before_ms=30.0, after_ms=42.0)
     back = LevelChange(step=610, low=610, high=610, before_ms=42.0, after_ms=30.0)
-    finding = sure(slows_down.find_in(run(changes=(slow, back), times=times(mean_ms=34.8))))
+    finding = sure(slows_down.judge(run(changes=(slow, back), times=times(mean_ms=34.8))))
     assert finding.summary == "Steps 210 to 609 take 40% longer; the others do not."
     assert finding.share == pytest.approx(0.4 * 12 / 34.8)
     assert finding.severity == "medium"
@@ -283,7 +288,7 @@ def test_a_slow_time_that_ends_is_said_with_both_ends() -> None:
 
 def test_a_drift_is_as_severe_as_what_the_last_steps_lose() -> None:
     drift = Trend(growth=0.3, low=0.25, high=0.35, per_step=1.0, follows_memory=True)
-    finding = sure(slows_down.find_in(run(trend=drift)))
+    finding = sure(slows_down.judge(run(trend=drift)))
     assert finding.summary == (
         "Steps get slower all the time: the last ones take 30% longer than the first."
     )
@@ -294,7 +299,7 @@ def test_a_drift_is_as_severe_as_what_the_last_steps_lose() -> None:
         "steps are longer where more memory is allocated",
     )
     shrinks = Trend(growth=-0.3, low=-0.35, high=-0.25, per_step=-1.0)
-    assert slows_down.find_in(run(trend=shrinks)) is None
+    assert slows_down.judge(run(trend=shrinks)) is None
 
 
 # Shares of the training loop and of the wall time
@@ -305,7 +310,7 @@ def test_evaluation_every_50_steps() -> None:
         stall("evaluation", period=50, steps=20, typical_ms=900.0),
         account=account(evaluation=18.0),
     )
-    finding = sure(evaluation_share.find_in(a_run))
+    finding = sure(evaluation_share.judge(a_run))
     assert finding.summary == "Evaluation takes 18% of the training loop: 900 ms every 50 steps."
     assert (finding.of, finding.severity) == ("run", "medium")
     assert finding.evidence == (
@@ -318,7 +323,7 @@ def test_without_a_wall_time_evaluation_is_a_share_of_steps_and_epochs() -> None
     between = stall(
         "evaluation", steps=0, cost_ms=0.0, share=0.0, period=None, between_epochs_ms=45.0
     )
-    finding = sure(evaluation_share.find_in(run(between)))
+    finding = sure(evaluation_share.judge(run(between)))
     assert finding.share == pytest.approx(45 / 100)
     assert finding.severity == "high"
     assert finding.evidence == (
@@ -332,7 +337,7 @@ def test_checkpoints_every_100_steps() -> None:
         stall("checkpoint", period=100, steps=10, typical_ms=2000.0),
         account=account(checkpoint=20.0),
     )
-    finding = sure(checkpoint_share.find_in(a_run))
+    finding = sure(checkpoint_share.judge(a_run))
     assert (
         finding.summary
         == "Saving checkpoints takes 20% of the training loop: 2.00 s every 100 steps."
@@ -342,8 +347,8 @@ def test_checkpoints_every_100_steps() -> None:
 
 def test_wanted_work_under_5_percent_is_fine() -> None:
     few = run(account=account(evaluation=4.9, checkpoint=4.9))
-    assert evaluation_share.find_in(few) is None
-    assert checkpoint_share.find_in(few) is None
+    assert evaluation_share.judge(few) is None
+    assert checkpoint_share.judge(few) is None
 
 
 @pytest.mark.parametrize(
@@ -353,14 +358,14 @@ def test_wanted_work_under_5_percent_is_fine() -> None:
 def test_a_short_start_up_is_low_whatever_it_is_of_a_test_run(
     wall_s: float, start_s: float, severity: str
 ) -> None:
-    finding = sure(start_up.find_in(run(account=account(wall_s, start_up=start_s))))
+    finding = sure(start_up.judge(run(account=account(wall_s, start_up=start_s))))
     assert (finding.severity, finding.of) == (severity, "run")
     assert finding.share == pytest.approx(start_s / wall_s)
 
 
 def test_a_start_up_of_seconds_or_of_a_few_percent_is_not_reported() -> None:
-    assert start_up.find_in(run(account=account(10.0, start_up=9.0))) is None
-    assert start_up.find_in(run(account=account(10_000.0, start_up=300.0))) is None
+    assert start_up.judge(run(account=account(10.0, start_up=9.0))) is None
+    assert start_up.judge(run(account=account(10_000.0, start_up=300.0))) is None
 
 
 def test_start_up_says_where_it_goes() -> None:
@@ -376,7 +381,7 @@ def test_start_up_says_where_it_goes() -> None:
         for part in whole.parts
     )
     a_run = run(account=type(whole)(wall_ms=whole.wall_ms, goodput=0.6, parts=divided))
-    finding = sure(start_up.find_in(a_run))
+    finding = sure(start_up.judge(a_run))
     assert finding.summary == "Training reaches its pace after 80.0 s, 40% of the 200 s run."
     assert finding.evidence == (
         "the first steps, with compiling and warm-up 50.0 s, waiting for the first batch 20.0 s, "
@@ -393,7 +398,7 @@ GROWTH = MemoryGrowth(
 
 
 def test_memory_that_grows_over_the_run() -> None:
-    finding = sure(memory_growth.find_in(run(memory_growth=GROWTH), limit_bytes=4 * 10**9))
+    finding = sure(find_growth(run(memory_growth=GROWTH), limit_bytes=4 * 10**9))
     assert finding.summary == "Allocated memory grows by 1.00 MB per step over the whole run."
     assert finding.evidence == (
         "at the end of a step: 1.00 GB after the warm-up, 1.60 GB at the end of the run (38% of it "
@@ -405,7 +410,7 @@ def test_memory_that_grows_over_the_run() -> None:
 
 
 def test_memory_that_is_full_before_as_many_steps_again_is_high() -> None:
-    finding = sure(memory_growth.find_in(run(memory_growth=GROWTH), limit_bytes=2 * 10**9))
+    finding = sure(find_growth(run(memory_growth=GROWTH), limit_bytes=2 * 10**9))
     assert finding.severity == "high"
 
 
@@ -418,7 +423,7 @@ def test_memory_of_the_process_is_looked_at_with_tracemalloc() -> None:
         last_bytes=102 * 10**7,
         of="host",
     )
-    finding = sure(memory_growth.find_in(run(memory_growth=host), limit_bytes=2 * 10**9))
+    finding = sure(find_growth(run(memory_growth=host), limit_bytes=2 * 10**9))
     assert finding.summary.startswith("The process's memory grows by 100 kB per step")
     assert finding.severity == "low"
     assert finding.remedies[1].id == "tracemalloc"
@@ -453,7 +458,7 @@ def test_a_share_of_the_wall_time_is_compared_on_the_wall_time() -> None:
 
 
 def test_a_short_start_up_never_leads_over_a_loss_in_every_step() -> None:
-    start = sure(start_up.find_in(run(account=account(30.0, start_up=12.0))))
+    start = sure(start_up.judge(run(account=account(30.0, start_up=12.0))))
     medium = finding_of("data-loading", 0.11, "step", "medium")
     assert [f.id for f in sort_findings((start, medium))] == ["data-loading", "start-up"]
 
@@ -470,7 +475,7 @@ def test_healthy_says_how_much_steps_vary() -> None:
 
 
 def test_every_finding_of_the_run_is_in_the_list() -> None:
-    names = {module.RULE.id for module in OF_THE_RUN}
+    names = {rule.id for rule in OF_THE_RUN}
     assert names <= {rule.id for rule in load_rules("rank")}
     assert names == {
         "data-stalls", "periodic-stall", "irregular-stalls", "slows-down", "gc-pauses",

@@ -26,7 +26,7 @@ def find_compiling(wall_s: float, compile_s: float, **seconds: float) -> Any:
 
 
 def test_a_minute_of_start_up_before_a_second_of_training_is_low_and_says_why() -> None:
-    found = start_up.find_in(run(account=account(76.0, start_up=15.0, first_steps=60.0)))
+    found = start_up.judge(run(account=account(76.0, start_up=15.0, first_steps=60.0)))
     assert found is not None
     assert found.severity == "low"
     assert found.share == pytest.approx(75 / 76)  # still the share of this run
@@ -36,14 +36,14 @@ def test_a_minute_of_start_up_before_a_second_of_training_is_low_and_says_why() 
 
 
 def test_a_start_up_of_half_an_hour_counts_in_a_trial_too() -> None:
-    found = start_up.find_in(run(account=account(1810.0, start_up=1800.0)))
+    found = start_up.judge(run(account=account(1810.0, start_up=1800.0)))
     assert found is not None
     assert found.severity == "high"
     assert "33% of the run" in found.evidence[-1]
 
 
 def test_a_run_that_trained_longer_than_it_started_is_judged_as_it_is() -> None:
-    found = start_up.find_in(run(account=account(300.0, start_up=90.0)))
+    found = start_up.judge(run(account=account(300.0, start_up=90.0)))
     assert found is not None
     assert found.severity == "medium"
     assert len(found.evidence) == 1
@@ -60,10 +60,10 @@ def test_compiling_is_judged_in_the_same_way() -> None:
 
 @pytest.mark.parametrize(("rule", "cause"), [(gc_pauses, "gc"), (irregular_stalls, "unknown")])
 def test_what_came_once_is_low_and_says_so(rule: Any, cause: Any) -> None:
-    once = rule.find_in(run(stall(cause, period=None, steps=1, share=0.3)))
+    once = rule.judge(run(stall(cause, period=None, steps=1, share=0.3)))
     assert once.severity == "low"
     assert once.evidence[-1] == "it happened once: only a longer run shows whether it happens again"
-    often = rule.find_in(run(stall(cause, period=None, steps=2, share=0.3)))
+    often = rule.judge(run(stall(cause, period=None, steps=2, share=0.3)))
     assert often.severity == "high"
     assert not any("once" in line for line in often.evidence)
 

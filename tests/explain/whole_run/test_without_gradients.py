@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.findings.loop.evaluation_share import find_in
+from stepscope.explain.findings.loop import evaluation_share
 from stepscope.explain.whole_run.outside_model import (
     name_time_without_gradients,
     name_unknown_stalls,
@@ -55,7 +55,7 @@ def test_the_functions_that_ran_say_what_it_was(inner: list[Place], kind: str) -
     assert [part.id for part in run.account.parts if part.ms > 300] == ["training", kind]
     assert run.account.wall_ms == pytest.approx(sum(part.ms for part in run.account.parts))
     assert kind in {stall.cause for stall in run.stalls}
-    finding = find_in(run)
+    finding = evaluation_share.judge(run)
     assert finding is not None
     assert ("valuation" in finding.title + finding.summary) is (kind == "evaluation")
 
@@ -96,7 +96,7 @@ def test_long_steps_with_gradients_are_named_by_what_only_they_run(
     (stall,) = run.stalls
     assert stall.cause == kind
     assert where is None or stall.where[0] == where
-    finding = find_in(run)
+    finding = evaluation_share.judge(run)
     if kind == "collecting":
         assert finding is not None
         assert finding.title == "Collecting experience"

@@ -66,22 +66,18 @@ def mutate(rng: Random, folder: Path) -> Path:
     run = folder / "run"
     run.mkdir()
     for number in range(rng.choice((1, 1, 2, 4))):
-        _write(rng, run, number)
+        lines = list(rng.choice(seeds())) if rng.random() < 0.7 else _made(rng)
+        for _ in range(rng.choice((1, 1, 2, 3, 6))):
+            rng.choice(_WAYS)(rng, lines)
+        data = rng.choice((b"\n", b"\n", b"\n", b"\r\n", b"\r")).join(lines)
+        if rng.random() < 0.1:
+            data = gzip.compress(data)[: rng.choice((None, -5, 200))]
+            (run / f"nccl-{number}.log.gz").write_bytes(data)
+        else:
+            (run / f"nccl-{number}.log").write_bytes(data)
     if rng.random() < 0.1:
         shutil.copy(GOLDEN / "cpu_step.json.gz", run / "trace.json.gz")
     return run
-
-
-def _write(rng: Random, run: Path, number: int) -> None:
-    lines = list(rng.choice(seeds())) if rng.random() < 0.7 else _made(rng)
-    for _ in range(rng.choice((1, 1, 2, 3, 6))):
-        rng.choice(_WAYS)(rng, lines)
-    data = rng.choice((b"\n", b"\n", b"\n", b"\r\n", b"\r")).join(lines)
-    if rng.random() < 0.1:
-        data = gzip.compress(data)[: rng.choice((None, -5, 200))]
-        (run / f"nccl-{number}.log.gz").write_bytes(data)
-    else:
-        (run / f"nccl-{number}.log").write_bytes(data)
 
 
 def drive(path: Path, work: Path) -> str:

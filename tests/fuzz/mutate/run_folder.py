@@ -70,15 +70,7 @@ def _is_kept(event: dict[str, Any], place: int, every: int) -> bool:
 
 def mutate(rng: Random, folder: Path) -> Path:
     run = folder / rng.choice(("run", "run", "run", "r un", os.fsdecode(b"\xff\xfe")))
-    _copy(GOLDEN / rng.choice((_SEEDS[0], _SEEDS[0], _SEEDS[1])), run)
-    for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        files = [file for file in _files(run) if not file.name.startswith("trace.")]
-        if files:
-            rng.choice(_WAYS)(rng, rng.choice(files))
-    return run
-
-
-def _copy(source: Path, run: Path) -> None:
+    source = GOLDEN / rng.choice((_SEEDS[0], _SEEDS[0], _SEEDS[1]))
     for rank in sorted(source.glob("rank-*")):
         (run / rank.name).mkdir(parents=True)
         (run / rank.name / "trace.json.gz").write_bytes(_trace(rank / "trace.json.gz"))
@@ -90,6 +82,11 @@ def _copy(source: Path, run: Path) -> None:
     for name in _WHOLE:
         if (source / name).exists():
             shutil.copy(source / name, run)
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
+        files = [file for file in _files(run) if not file.name.startswith("trace.")]
+        if files:
+            rng.choice(_WAYS)(rng, rng.choice(files))
+    return run
 
 
 def _files(run: Path) -> list[Path]:
@@ -164,7 +161,10 @@ def drive(path: Path, work: Path) -> str:
     """All that reads a run folder: explain, what-ifs, compare, health, top, and `run` itself."""
     _compare(path)
     _follow(path)
-    _look_as_run_does(path)
+    count_events(path)
+    for rank in path.glob("rank-*"):
+        steps_seen(rank)
+    json.dumps(describe_ranks(path, Settings(folder=str(path))))
     try:
         explanation = driving.explain(path, work)
     except StepscopeError as error:
@@ -198,13 +198,6 @@ def _follow(path: Path) -> None:
     for run in (first, second):
         check_numbers(driving.as_json(live_json(run)))
         check_numbers("\n".join(line.plain for line in live_lines(run, 80, 24)))
-
-
-def _look_as_run_does(path: Path) -> None:
-    count_events(path)
-    for rank in path.glob("rank-*"):
-        steps_seen(rank)
-    json.dumps(describe_ranks(path, Settings(folder=str(path))))
 
 
 def _health(path: Path, explanation: Explanation) -> None:

@@ -37,20 +37,16 @@ def mutate(rng: Random, folder: Path) -> Path:
     made.mkdir()
     _MAKERS[kind](rng, made)
     for file in sorted(made.iterdir()):
-        _harm(rng, file)
+        pick = rng.random()
+        if pick < 0.06:
+            make_special(rng, file)
+        elif pick < 0.35:
+            file.write_bytes(damage_bytes(rng, file.read_bytes()))
+        elif pick < 0.9:
+            with contextlib.suppress(ValueError, LookupError, TypeError):
+                way = damage_json if file.suffix == ".json" else damage_lines
+                file.write_bytes(way(rng, file.read_bytes()))
     return made
-
-
-def _harm(rng: Random, file: Path) -> None:
-    pick = rng.random()
-    if pick < 0.06:
-        make_special(rng, file)
-    elif pick < 0.35:
-        file.write_bytes(damage_bytes(rng, file.read_bytes()))
-    elif pick < 0.9:
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            way = damage_json if file.suffix == ".json" else damage_lines
-            file.write_bytes(way(rng, file.read_bytes()))
 
 
 def _lists(rng: Random, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import zstandard
 
@@ -52,7 +52,13 @@ _ENCODINGS = (
 
 
 def mutate(rng: Random, folder: Path) -> Path:
-    text = _laid_out(rng, json.loads(rng.choice(seeds())))
+    # The same events as any writer puts them down; short, so that damage meets something.
+    trace = json.loads(rng.choice(seeds()))
+    events = trace.pop("traceEvents")
+    size = rng.choice((1, 3, 20, 100, 400))
+    first = rng.randrange(max(1, len(events) - size))
+    layout = rng.choice((*LAYOUTS, "kineto", "minified"))
+    text = text_of(events[first : first + size], layout, head=trace)
     if rng.random() < 0.75:
         for _ in range(rng.choice((1, 1, 2, 3, 8))):
             text = rng.choice(_TEXT_WAYS)(rng, text)
@@ -61,15 +67,6 @@ def mutate(rng: Random, folder: Path) -> Path:
     path = folder / rng.choice(("trace.json", "trace.json.gz", "trace.pt.trace.json.gz", "t.json"))
     path.write_bytes(text)
     return path
-
-
-def _laid_out(rng: Random, trace: dict[str, Any]) -> bytes:
-    """The same events as any writer puts them down; short, so that damage meets something."""
-    events = trace.pop("traceEvents")
-    size = rng.choice((1, 3, 20, 100, 400))
-    first = rng.randrange(max(1, len(events) - size))
-    layout = rng.choice((*LAYOUTS, "kineto", "minified"))
-    return text_of(events[first : first + size], layout, head=trace)
 
 
 def _place(rng: Random, text: bytes) -> int:

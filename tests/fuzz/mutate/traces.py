@@ -168,11 +168,7 @@ def _large_shapes(rng: Random, trace: Trace) -> None:
         args = event.get("args") if isinstance(event, dict) else None
         if isinstance(args, dict) and isinstance(args.get("Input Dims"), list):
             shapes = json.dumps(args["Input Dims"])
-            args["Input Dims"] = json.loads(shapes, parse_int=_multiplied(factor))
-
-
-def _multiplied(factor: int) -> Callable[[str], int]:
-    return lambda digits: int(digits) * factor
+            args["Input Dims"] = json.loads(shapes, parse_int=lambda digits: int(digits) * factor)
 
 
 def _plain_values(rng: Random, trace: Trace) -> None:

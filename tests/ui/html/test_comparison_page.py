@@ -53,36 +53,38 @@ def compared(tmp_path: Path) -> Comparison:
 def test_the_waterfall_leads_from_a_to_b_without_a_gap(compared: Comparison) -> None:
     fall = waterfall(compared)
     assert fall is not None
-    assert fall.rows[0].before == fall.a_at
-    assert fall.rows[-1].after == pytest.approx(fall.b_at)
-    for row, following in zip(fall.rows, fall.rows[1:], strict=False):
-        assert row.after == pytest.approx(following.before)
+    assert fall["rows"][0]["before"] == fall["a_at"]
+    assert fall["rows"][-1]["after"] == pytest.approx(fall["b_at"])
+    for row, following in zip(fall["rows"], fall["rows"][1:], strict=False):
+        assert row["after"] == pytest.approx(following["before"])
     # a phase's bar is as wide as its change, on a scale where A to B is B - A
-    forward = next(row for row in fall.rows if row.label == "Forward")
+    forward = next(row for row in fall["rows"] if row["label"] == "Forward")
     moved = next(row for row in compared.phases if row.id == "forward")
-    each_ms = (fall.b_at - fall.a_at) / (compared.b_ms - compared.a_ms)
-    assert forward.after - forward.before == pytest.approx(moved.change_ms * each_ms)
-    assert forward.tone == "less"
-    assert forward.whisker is not None
-    assert forward.whisker[0] < forward.after < forward.whisker[1]
+    each_ms = (fall["b_at"] - fall["a_at"]) / (compared.b_ms - compared.a_ms)
+    assert forward["after"] - forward["before"] == pytest.approx(moved.change_ms * each_ms)
+    assert forward["tone"] == "less"
+    assert forward["whisker"] is not None
+    assert forward["whisker"][0] < forward["after"] < forward["whisker"][1]
 
 
 def test_what_is_within_chance_is_pale(compared: Comparison) -> None:
     still = tuple(replace(row, low_ms=-1.0, high_ms=1.0) for row in compared.phases)
     fall = waterfall(replace(compared, phases=still))
     assert fall is not None
-    assert {row.tone for row in fall.rows} == {"still"}
+    assert {row["tone"] for row in fall["rows"]} == {"still"}
 
 
 def test_an_interval_that_is_cut_ends_at_the_frame_and_others_within(compared: Comparison) -> None:
     fall = waterfall(compared)
     assert fall is not None
-    ends = [end for row in fall.rows if row.whisker for end in row.whisker]
+    ends = [end for row in fall["rows"] if row["whisker"] for end in row["whisker"]]
     assert 0 < min(ends) < max(ends) < 100
     far = tuple(replace(row, low_ms=-1e4, high_ms=1e4) for row in compared.phases)
     cut = waterfall(replace(compared, phases=far))
     assert cut is not None
-    assert {row.whisker for row in cut.rows if row.between.startswith("-10,000")} == {(0.0, 100.0)}
+    assert {row["whisker"] for row in cut["rows"] if row["between"].startswith("-10,000")} == {
+        (0.0, 100.0)
+    }
 
 
 def test_ticks_are_round_numbers(compared: Comparison) -> None:
@@ -98,8 +100,8 @@ def test_profiled_steps_fall_by_parts_without_intervals(golden: Path) -> None:
     found = compare([trace], [trace], cache=False)
     fall = waterfall(found)
     assert fall is not None
-    assert all(row.whisker is None and row.between == "" for row in fall.rows)
-    assert fall.rows[-1].after == pytest.approx(fall.b_at)
+    assert all(row["whisker"] is None and row["between"] == "" for row in fall["rows"])
+    assert fall["rows"][-1]["after"] == pytest.approx(fall["b_at"])
 
 
 def test_every_step_is_in_the_histogram_once(compared: Comparison) -> None:

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from rich.console import Console, Group
 
 from stepscope import explain_rank, read_trace
-from stepscope.explain.roofline import shape_words
 from stepscope.explain.verdict import judge
 from stepscope.records.explanation import Budget, Part
-from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Spot
+from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Spot, shape_words
 from stepscope.text.figures import flop_rate, flops
 from stepscope.ui.html.panes.efficiency import (
     LEAST_TIME,
@@ -168,8 +167,8 @@ def test_without_a_peak_nothing_falls_and_the_page_says_why(rank) -> None:
     assert peak_losses(stepped(rank, found, compute=1.0)) == []
     view = efficiency_view(stepped(rank, found, compute=1.0), drawn=True)
     assert view is not None
-    assert view.mfu == ""
-    assert "stepscope calibrate measures it" in view.sentence
+    assert view["mfu"] == ""
+    assert "stepscope calibrate measures it" in view["sentence"]
     assert "`stepscope calibrate`" in efficiency_headline(found)
 
 
@@ -188,7 +187,7 @@ def test_a_dot_at_its_roof_lies_on_the_line_and_one_at_half_below_it() -> None:
     on_flat = spot(achieved_flops=PEAK, intensity=400.0, device_ns=4e6)
     on_slope = spot(achieved_flops=20e12, intensity=20.0, device_ns=3e6)
     half = spot(achieved_flops=PEAK / 2, intensity=400.0)
-    svg = str(draw_roofline(efficiency(on_flat, on_slope, half), ()).products)
+    svg = str(draw_roofline(efficiency(on_flat, on_slope, half), ())["products"])
     ((start, end),) = points(svg, "roof d-bf16")
     ((foot, ridge),) = points(svg, "roof is-memory")
     flat, slope, below = dots(svg)
@@ -203,15 +202,15 @@ def test_a_dot_at_its_roof_lies_on_the_line_and_one_at_half_below_it() -> None:
 def test_a_dots_size_is_its_time_and_its_class_its_dtype() -> None:
     found = efficiency(spot(device_ns=4e6), spot(device_ns=1e6, dtype="fp32"))
     drawn = draw_roofline(found, ())
-    (long, short) = (radius for _, _, radius in dots(str(drawn.products)))
+    (long, short) = (radius for _, _, radius in dots(str(drawn["products"])))
     assert long == 14.0
     assert short == pytest.approx(3 + 11 * math.sqrt(1 / 4))
-    assert drawn.product_dtypes == ["bf16", "fp32"]
-    assert 'class="dot d-fp32"' in drawn.products
+    assert drawn["product_dtypes"] == ["bf16", "fp32"]
+    assert 'class="dot d-fp32"' in drawn["products"]
 
 
 def test_only_faster_roofs_are_offered_beside_those_used() -> None:
-    told = str(draw_roofline(efficiency(spot(dtype="tf32")), ()).products)
+    told = str(draw_roofline(efficiency(spot(dtype="tf32")), ())["products"])
     assert points(told, "roof d-tf32")
     assert points(told, "roof d-bf16 is-quiet")
     assert not points(told, "roof d-fp32")
@@ -220,17 +219,17 @@ def test_only_faster_roofs_are_offered_beside_those_used() -> None:
 
 def test_operators_without_flops_are_drawn_against_the_memory() -> None:
     drawn = draw_roofline(efficiency(spot(), mover(bytes_moved=1e9)), ())
-    ((line, _),) = points(str(drawn.moving), "roof is-memory")
-    ((_, y, _),) = dots(str(drawn.moving))
+    ((line, _),) = points(str(drawn["moving"]), "roof is-memory")
+    ((_, y, _),) = dots(str(drawn["moving"]))
     assert y == line[1]  # 1e9 bytes in 1 ms is 1 TB/s
-    assert len(dots(str(drawn.products))) == 1
+    assert len(dots(str(drawn["products"]))) == 1
 
 
 def test_short_operators_are_left_out_and_counted() -> None:
     tiny = spot(device_ns=2e6 * LEAST_TIME / 3)
     drawn = draw_roofline(efficiency(spot(), tiny, tiny), ())
-    assert drawn.left_out == 2
-    assert len(dots(str(drawn.products))) == 1
+    assert drawn["left_out"] == 2
+    assert len(dots(str(drawn["products"]))) == 1
 
 
 def test_rows_that_sum_up_the_rest_are_in_the_falls_but_are_no_operators(rank) -> None:
@@ -240,14 +239,16 @@ def test_rows_that_sum_up_the_rest_are_in_the_falls_but_are_no_operators(rank) -
     assert {each.id: round(each.share, 9) for each in made}["moving"] == 0.2
     assert [each.operator for each in gaps(found, 5)] == ["aten::mm"]
     drawn = draw_roofline(found, ())
-    assert not drawn.moving
-    assert drawn.left_out == 0
+    assert not drawn["moving"]
+    assert drawn["left_out"] == 0
 
 
 def test_numbers_are_those_of_the_table_and_never_lie_on_each_other() -> None:
     made = [spot(gap_ns=1e6 - i, achieved_flops=5e13 * (1 + i / 50)) for i in range(12)]
     apart = spot(gap_ns=2e6, intensity=5.0, achieved_flops=2e12)
-    svg = str(draw_roofline(efficiency(*made, apart), gaps(efficiency(*made, apart), 15)).products)
+    svg = str(
+        draw_roofline(efficiency(*made, apart), gaps(efficiency(*made, apart), 15))["products"]
+    )
     told = re.findall(r'<text class="number" x="([\d.]+)" y="([\d.]+)">(\d+)<', svg)
     places = [(float(x), float(y)) for x, y, _ in told]
     assert [number for _, _, number in told][:2] == ["1", "2"]
@@ -298,11 +299,11 @@ def test_of_many_ranks_only_some_have_pictures(make_trace, explain, report, tmp_
 
 def test_the_peak_of_a_slow_dtype_is_not_mistaken_for_the_devices() -> None:
     slow = efficiency(dtype="fp32", peak_flops=10e12, mfu=0.6)
-    text = str(efficiency_view(_ranked(slow), drawn=False).sentence)  # type: ignore[union-attr]
+    text = str(efficiency_view(_ranked(slow), drawn=False)["sentence"])  # type: ignore[index]
     assert text.endswith("That is 6.0% of what its tensor cores do in bf16 (100 TFLOP/s).")
     fast = efficiency_view(_ranked(efficiency()), drawn=False)
     assert fast is not None
-    assert "tensor cores do" not in fast.sentence
+    assert "tensor cores do" not in fast["sentence"]
 
 
 def _ranked(found: Efficiency) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
-from stepscope.records.tuning import TriedConfiguration, TuneResult
+from stepscope.records.comparison import TriedConfiguration, TuneResult
 from stepscope.trace.run_folder.related_runs import FoundTune, read_tune
 from stepscope.ui.html.panes.tune import draw_losses, view_of_tune, write_tune_report
 from stepscope.ui.html.report import write_report

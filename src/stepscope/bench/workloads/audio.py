@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
-from stepscope.bench.workloads.language_models import make_texts, train_language_model
+from stepscope.bench.workload import Config, Target, TrainingWorkload
+from stepscope.bench.workloads.building_blocks import (
+    Labelled,
+    feed_forward,
+    in_batches,
+    in_sizes,
+    train_on,
+    words_loss,
+)
+from stepscope.bench.workloads.language_models import make_texts, next_word_loss
 
 # Deep Speech 2: spectrograms to letters, without knowing when each letter is said.
 
@@ -46,7 +56,7 @@ class DeepSpeech2(nn.Module):
         bands = ((FREQUENCIES - 41) // 2 + 1 - 21) // 2 + 1
         inputs = (channels * bands, *[width] * (config.layers - 1))
         self.layers = nn.Sequential(
-            *(BidirectionalLayer(size, width, norm=at > 0) for at, size in enumerate(inputs))
+            *(BidirectionalLayer(size, width, norm=layer > 0) for layer, size in enumerate(inputs))
         )
         self.norm, self.output = nn.BatchNorm1d(width), nn.Linear(width, LETTERS, bias=False)
 
@@ -56,73 +66,45 @@ class DeepSpeech2(nn.Module):
         return self.output(self.norm(x.flatten(0, 1)).view_as(x))
 
 
-def make_letters(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@in_batches
+def make_letters(config: Config, draw: torch.Generator) -> Iterator[Labelled]:
     """A letter is a tone of its own pitch for some frames, then silence; with noise."""
-    draw, device = place.generator(), place.device
+    device = draw.device
     pitches = torch.arange(FREQUENCIES, device=device).view(-1, 1)
     sounds = torch.arange(config.frames, device=device) % config.hold < config.hold * 2 // 3
-    speech = []
-    for _ in range(config.batches):
+    while True:
         shape = (config.batch, config.frames // config.hold)
         letters = torch.randint(1, LETTERS, shape, generator=draw, device=device)
         tone = 5 * letters.repeat_interleave(config.hold, 1).unsqueeze(1)
         heard = 3 * torch.exp(-(((pitches - tone) / 3) ** 2)) * sounds[: tone.shape[2]]
         noise = torch.randn(heard.shape, generator=draw, device=device)
-        speech.append((heard + 0.3 * noise, letters))
-    return speech
+        yield heard + 0.3 * noise, letters
 
 
-def build_deep_speech_2(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(DeepSpeech2(config))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    speech = make_letters(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        heard, letters = speech[number % len(speech)]
-        chances = model(heard).float().log_softmax(2).transpose(0, 1)
-        times, batch = chances.shape[:2]
-        # Lengths as plain numbers: as tensors on the device they would make the host wait.
-        loss = functional.ctc_loss(chances, letters, [times] * batch, [letters.shape[1]] * batch)
-        return descend(optimizer, loss, clip=400.0)
-
-    return step
+def letters_loss(model: nn.Module, batch: Labelled) -> torch.Tensor:
+    heard, letters = batch
+    chances = model(heard).float().log_softmax(2).transpose(0, 1)
+    times, samples = chances.shape[:2]
+    # Lengths as plain numbers: as tensors on the device they would make the host wait.
+    return functional.ctc_loss(chances, letters, [times] * samples, [letters.shape[1]] * samples)
 
 
+# Frames are of 10 ms, and a letter is held for `hold` of them.
 DEEP_SPEECH_2 = {
-    "batch": 64,
-    "batches": 4,  # that training goes round
-    "frames": 1000,  # of 10 ms
-    "hold": 10,  # frames of a letter
-    "channels": 32,
-    "width": 800,
-    "layers": 5,
-    "lr": 3e-4,
-}
+    "batch": 64, "batches": 4, "frames": 1000, "hold": 10, "channels": 32, "width": 800,
+    "layers": 5, "lr": 3e-4,
+}  # fmt: skip
 DEEP_SPEECH_TINY = {
-    "batch": 8,
-    "frames": 48,
-    "hold": 6,
-    "channels": 4,
-    "width": 64,
-    "layers": 2,
-    "lr": 5e-3,
-}
+    "batch": 8, "frames": 48, "hold": 6, "channels": 4, "width": 64, "layers": 2, "lr": 5e-3,
+}  # fmt: skip
 DEEP_SPEECH_2_WORKLOAD = TrainingWorkload(
     name="deep-speech-2",
     task="speech recognition",
     source="Amodei et al., Deep Speech 2: End-to-End Speech Recognition, 2015 (7 layers, 38 M)",
     samples="utterances",
-    sizes={
-        "tiny": {**DEEP_SPEECH_2, **DEEP_SPEECH_TINY},
-        "small": {**DEEP_SPEECH_2, "batch": 16, "frames": 500},
-        "paper": DEEP_SPEECH_2,
-    },
-    targets={
-        "tiny": Target(loss=2.0, steps=40),
-        "small": Target(loss=5.0, steps=60),
-        "paper": Target(loss=5.0, steps=60),
-    },
-    build=build_deep_speech_2,
+    sizes=in_sizes(DEEP_SPEECH_2, tiny=DEEP_SPEECH_TINY, small={"batch": 16, "frames": 500}),
+    targets={"tiny": Target(2.0, 40), "small": Target(5.0, 60), "paper": Target(5.0, 60)},
+    build=train_on(make_letters, DeepSpeech2, loss=letters_loss, clip=400.0),
     tags=frozenset({"recurrent", "convolutional", "speech"}),
 )
 
@@ -161,91 +143,54 @@ class ConformerBlock(nn.Module):
 
 
 def conformer_feed(width: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.LayerNorm(width),
-        nn.Linear(width, 4 * width),
-        nn.SiLU(),
-        nn.Dropout(0.1),
-        nn.Linear(4 * width, width),
-    )
+    feed = feed_forward(width, 4 * width, nn.Sequential(nn.SiLU(), nn.Dropout(0.1)))
+    return nn.Sequential(nn.LayerNorm(width), feed)
 
 
-class Conformer(nn.Module):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.first = nn.Linear(config.bands, config.width)
-        self.blocks = nn.Sequential(*(ConformerBlock(config) for _ in range(config.layers)))
-        self.head = nn.Linear(config.width, config.sounds)
-
-    def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.blocks(self.first(frames)))
-        return logits
+def conformer(config: Config) -> nn.Module:
+    blocks = [nn.Linear(config.bands, config.width)]
+    blocks += [ConformerBlock(config) for _ in range(config.layers)]
+    return nn.Sequential(*blocks, nn.Linear(config.width, config.sounds))
 
 
-def make_speech(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@in_batches
+def make_speech(config: Config, draw: torch.Generator) -> Iterator[Labelled]:
     """Frames and the sound of each: a sound lasts eight frames and has a spectrum of its own."""
-    draw, device, last = place.generator(), place.device, 8
+    device, last = draw.device, 8
     spectra = torch.randn((config.sounds, config.bands), generator=draw, device=device)
-    batches = []
-    for _ in range(config.batches):
+    while True:
         spoken = (config.batch, -(-config.frames // last))
         sounds = torch.randint(config.sounds, spoken, generator=draw, device=device)
         sounds = sounds.repeat_interleave(last, 1)[:, : config.frames]
         noise = torch.randn((*sounds.shape, config.bands), generator=draw, device=device)
-        batches.append((spectra[sounds] + NOISE * noise, sounds))
-    return batches
+        yield spectra[sounds] + NOISE * noise, sounds
 
 
-def build_conformer(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(Conformer(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-    batches = make_speech(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        frames, sounds = batches[number % len(batches)]
-        loss = functional.cross_entropy(model(frames).flatten(0, 1).float(), sounds.flatten())
-        return descend(optimizer, loss)
-
-    return step
+def sounds_loss(model: nn.Module, batch: Labelled) -> torch.Tensor:
+    frames, sounds = batch
+    return words_loss(model(frames), sounds)
 
 
 CONFORMER_S = {
-    "batch": 16,
-    "batches": 4,
-    "frames": 400,
-    "bands": 80,
-    "sounds": 512,
-    "width": 256,
-    "heads": 4,
-    "kernel": 31,
-    "layers": 8,
-    "lr": 1e-3,
-}
+    "batch": 16, "batches": 4, "frames": 400, "bands": 80, "sounds": 512, "width": 256,
+    "heads": 4, "kernel": 31, "layers": 8, "lr": 1e-3,
+}  # fmt: skip
 CONFORMER_TINY = {
-    "batch": 4,
-    "frames": 40,
-    "bands": 16,
-    "sounds": 16,
-    "width": 32,
-    "kernel": 7,
-    "layers": 2,
-}
+    "batch": 4, "frames": 40, "bands": 16, "sounds": 16, "width": 32, "kernel": 7, "layers": 2,
+    "lr": 3e-3,
+}  # fmt: skip
 CONFORMER_WORKLOAD = TrainingWorkload(
     name="conformer",
     task="speech recognition",
     source="Gulati et al., Conformer: Convolution-augmented Transformer, 2020",
     samples="clips",
-    sizes={
-        "tiny": {**CONFORMER_S, **CONFORMER_TINY, "lr": 3e-3},
-        "small": CONFORMER_S,
-        "paper": {**CONFORMER_S, "width": 512, "heads": 8, "layers": 17, "frames": 1000},
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=60),
-        "small": Target(loss=5.0, steps=60),
-        "paper": Target(loss=5.0, steps=60),
-    },
-    build=build_conformer,
+    sizes=in_sizes(
+        CONFORMER_S,
+        tiny=CONFORMER_TINY,
+        paper={"width": 512, "heads": 8, "layers": 17, "frames": 1000},
+    ),
+    targets={"tiny": Target(1.0, 60), "small": Target(5.0, 60), "paper": Target(5.0, 60)},
+    build=train_on(make_speech, conformer, torch.optim.AdamW, sounds_loss),
     tags=frozenset({"attention", "extra"}),
 )
 
@@ -292,47 +237,23 @@ class WaveNet(nn.Module):
         return logits
 
 
-def build_wavenet(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(WaveNet(config))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    return train_language_model(model, optimizer, make_texts(config, place))
-
-
+# The words are levels of the signal.
 WAVENET = {
-    "batch": 8,
-    "batches": 4,
-    "length": 4096,
-    "words": 256,  # levels of the signal
-    "known": 256,
-    "width": 128,
-    "stacks": 2,
-    "doublings": 9,
-    "lr": 1e-3,
-}
+    "batch": 8, "batches": 4, "length": 4096, "words": 256, "known": 256, "width": 128,
+    "stacks": 2, "doublings": 9, "lr": 1e-3,
+}  # fmt: skip
 WAVENET_TINY = {
-    "length": 128,
-    "words": 32,
-    "known": 32,
-    "width": 32,
-    "stacks": 1,
-    "doublings": 4,
-    "lr": 5e-3,
-}
+    "length": 128, "words": 32, "known": 32, "width": 32, "stacks": 1, "doublings": 4, "lr": 5e-3,
+}  # fmt: skip
 WAVENET_WORKLOAD = TrainingWorkload(
     name="wavenet",
     task="audio generation",
     source="van den Oord et al., WaveNet: A Generative Model for Raw Audio, 2016",
     samples="clips",
-    sizes={
-        "tiny": {**WAVENET, **WAVENET_TINY},
-        "small": WAVENET,
-        "paper": {**WAVENET, "length": 16000, "stacks": 3, "doublings": 10},
-    },
-    targets={
-        "tiny": Target(loss=2.0, steps=60),
-        "small": Target(loss=4.0, steps=60),
-        "paper": Target(loss=4.5, steps=60),
-    },
-    build=build_wavenet,
+    sizes=in_sizes(
+        WAVENET, tiny=WAVENET_TINY, paper={"length": 16000, "stacks": 3, "doublings": 10}
+    ),
+    targets={"tiny": Target(2.0, 60), "small": Target(4.0, 60), "paper": Target(4.5, 60)},
+    build=train_on(make_texts, WaveNet, loss=next_word_loss),
     tags=frozenset({"convolutional", "extra"}),
 )

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workloads.building_blocks import in_batches, in_sizes
 
 # DCGAN: a generator learns to draw discs from a discriminator that tells them from real ones.
 #
@@ -48,8 +50,7 @@ class DCGANDiscriminator(nn.Module):
         for inputs, outputs in itertools.pairwise(widths):
             halve = nn.Conv2d(inputs, outputs, 5, 2, 2, bias=False)
             layers += [halve, nn.BatchNorm2d(outputs), nn.LeakyReLU(0.2)]
-        score = nn.Linear(16 * widths[-1], 1)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), score)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * widths[-1], 1))
         initialize(self)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -58,7 +59,7 @@ class DCGANDiscriminator(nn.Module):
 
 
 def doublings(config: Config) -> int:
-    """From 4x4 pixels to the whole image."""
+    """Return how often 4x4 pixels are doubled to make the image."""
     return int(math.log2(config.image // 4))
 
 
@@ -70,22 +71,20 @@ def initialize(model: nn.Module) -> None:
             nn.init.normal_(layer.weight, mean=1.0, std=0.02)
 
 
-def make_discs(config: Config, place: TrainingPlace) -> list[torch.Tensor]:
+@in_batches
+def make_discs(config: Config, draw: torch.Generator) -> Iterator[torch.Tensor]:
     """A bright disc near the middle of a dark image, from -1 to 1: size and colours vary."""
-    draw, device, shape = place.generator(), place.device, (config.batch, 1, 1, 1)
-    places = torch.linspace(-1, 1, config.image, device=device)
+    columns = torch.linspace(-1, 1, config.image, device=draw.device)
 
     def between(low: float, high: float, channels: int = 1) -> torch.Tensor:
-        drawn = torch.rand((shape[0], channels, 1, 1), generator=draw, device=device)
-        return low + (high - low) * drawn
+        shape = (config.batch, channels, 1, 1)
+        return low + (high - low) * torch.rand(shape, generator=draw, device=draw.device)
 
-    batches = []
-    for _ in range(config.batches):
-        right, down = places - between(-0.3, 0.3), places[:, None] - between(-0.3, 0.3)
+    while True:
+        right, down = columns - between(-0.3, 0.3), columns[:, None] - between(-0.3, 0.3)
         inside = ((between(0.4, 0.7) - (right**2 + down**2).sqrt()) * 10).sigmoid()
         bright, dark = between(0.2, 1.0, channels=3), between(-1.0, -0.6, channels=3)
-        batches.append(dark + (bright - dark) * inside)
-    return batches
+        yield dark + (bright - dark) * inside
 
 
 def distance_of_means(real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
@@ -93,13 +92,16 @@ def distance_of_means(real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     return difference.square().mean().sqrt()
 
 
+def make_adams(
+    config: Config, models: tuple[nn.Module, ...], betas: tuple[float, float]
+) -> list[torch.optim.Optimizer]:
+    return [torch.optim.Adam(model.parameters(), lr=config.lr, betas=betas) for model in models]
+
+
 def build_dcgan(config: Config, place: TrainingPlace) -> Step:
-    own_discriminator = DCGANDiscriminator(config)
-    generator, discriminator = place.put(DCGANGenerator(config)), place.put(own_discriminator)
-    optimizers = [
-        torch.optim.Adam(model.parameters(), lr=config.lr, betas=(0.5, 0.999))
-        for model in (generator, discriminator)
-    ]
+    bare_discriminator = DCGANDiscriminator(config)
+    generator, discriminator = place.put(DCGANGenerator(config)), place.put(bare_discriminator)
+    optimizers = make_adams(config, (generator, discriminator), (0.5, 0.999))
     batches = make_discs(config, place)
     real_label = torch.ones((config.batch, 1), device=place.device)
     fake_label = torch.zeros_like(real_label)
@@ -116,38 +118,28 @@ def build_dcgan(config: Config, place: TrainingPlace) -> Step:
         loss(discriminator(real), real_label).backward()
         loss(discriminator(fake.detach()), fake_label).backward()
         optimizers[1].step()
-        own_discriminator.requires_grad_(False)  # it only passes gradients on to the generator
-        loss(own_discriminator(fake), real_label).backward()
-        own_discriminator.requires_grad_(True)
+        bare_discriminator.requires_grad_(False)  # it only passes gradients on to the generator
+        loss(bare_discriminator(fake), real_label).backward()
+        bare_discriminator.requires_grad_(True)
         optimizers[0].step()
         return distance_of_means(real, fake)
 
     return step
 
 
-DCGAN = {
-    "batch": 128,
-    "batches": 4,
-    "image": 64,  # 4 times a power of two
-    "noise": 100,
-    "width": 128,
-    "lr": 2e-4,
-}
+# An image has four times a power of two pixels a side.
+DCGAN = {"batch": 128, "batches": 4, "image": 64, "noise": 100, "width": 128, "lr": 2e-4}
 DCGAN_WORKLOAD = TrainingWorkload(
     name="dcgan",
     task="image generation",
     source="Radford et al., Unsupervised Representation Learning with DCGANs, 2016",
     samples="images",
-    sizes={
-        "tiny": {**DCGAN, "batch": 16, "image": 16, "width": 8, "noise": 16, "lr": 4e-3},
-        "small": {**DCGAN, "width": 64},
-        "paper": DCGAN,
-    },
-    targets={
-        "tiny": Target(loss=0.5, steps=70),
-        "small": Target(loss=0.52, steps=60),
-        "paper": Target(loss=0.52, steps=60),
-    },
+    sizes=in_sizes(
+        DCGAN,
+        tiny={"batch": 16, "image": 16, "width": 8, "noise": 16, "lr": 4e-3},
+        small={"width": 64},
+    ),
+    targets={"tiny": Target(0.5, 70), "small": Target(0.52, 60), "paper": Target(0.52, 60)},
     build=build_dcgan,
     tags=frozenset({"convolutional", "adversarial"}),
 )
@@ -162,15 +154,23 @@ DCGAN_WORKLOAD = TrainingWorkload(
 PENALTY_WEIGHT = 10.0
 
 
-class GrowingBlock(nn.Module):
+class ResidualImages(nn.Module):
+    """Two convolutions after a norm each, beside a shortcut."""
+
+    def __init__(self, inputs: int, middle: int, outputs: int, norms: list[nn.Module]) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(norms)
+        self.first = nn.Conv2d(inputs, middle, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(middle, outputs, 3, padding=1)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1)
+
+
+class GrowingBlock(ResidualImages):
     """Residual block of the generator: doubles the image."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList((nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs)))
-        self.first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-        self.second = nn.Conv2d(outputs, outputs, 3, padding=1)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1)
+        norms = [nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs)]
+        super().__init__(inputs, outputs, outputs, norms)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(double(functional.relu(self.norms[0](x))))
@@ -178,16 +178,13 @@ class GrowingBlock(nn.Module):
         return y + self.shortcut(double(x))
 
 
-class ShrinkingBlock(nn.Module):
+class ShrinkingBlock(ResidualImages):
     """Residual block of the critic: halves the image. Its norms see one sample each, because the
     penalty is on the gradient of each sample."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList((nn.GroupNorm(1, inputs), nn.GroupNorm(1, inputs)))
-        self.first = nn.Conv2d(inputs, inputs, 3, padding=1, bias=False)
-        self.second = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1)
+        norms = [nn.GroupNorm(1, inputs), nn.GroupNorm(1, inputs)]
+        super().__init__(inputs, inputs, outputs, norms)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(functional.relu(self.norms[0](x)))
@@ -239,7 +236,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """How far the critic's gradient is from length one at random points between the images.
+    """Return how far the critic's gradient is from length one at random points between the images.
 
     It calls forward() itself: torch.compile, where the critic is compiled, has no second backward.
     """
@@ -250,25 +247,21 @@ def gradient_penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) 
 
 
 def build_wgan_gp(config: Config, place: TrainingPlace) -> Step:
-    own_critic = WGANCritic(config)
-    generator, critic = place.put(WGANGenerator(config)), place.put(own_critic)
-    optimizers = [
-        torch.optim.Adam(model.parameters(), lr=config.lr, betas=(0.0, 0.9))
-        for model in (generator, critic)
-    ]
+    bare_critic = WGANCritic(config)
+    generator, critic = place.put(WGANGenerator(config)), place.put(bare_critic)
+    optimizers = make_adams(config, (generator, critic), (0.0, 0.9))
     batches = make_discs(config, place)
 
     def generate() -> torch.Tensor:
-        fake: torch.Tensor = generator(
-            torch.randn((config.batch, config.noise), device=place.device)
-        )
+        noise = torch.randn((config.batch, config.noise), device=place.device)
+        fake: torch.Tensor = generator(noise)
         return fake
 
     def train_critic(real: torch.Tensor) -> None:
         with torch.no_grad():
             fake = generate().float()
         real_scores, fake_scores = critic(torch.cat((real, fake))).float().chunk(2)
-        penalty = gradient_penalty(own_critic, real, fake)
+        penalty = gradient_penalty(bare_critic, real, fake)
         optimizers[1].zero_grad()
         (fake_scores.mean() - real_scores.mean() + PENALTY_WEIGHT * penalty).backward()
         optimizers[1].step()
@@ -277,49 +270,32 @@ def build_wgan_gp(config: Config, place: TrainingPlace) -> Step:
         for turn in range(config.critic_steps):
             real = batches[(number * config.critic_steps + turn) % len(batches)]
             train_critic(real)
-        own_critic.requires_grad_(False)  # it only passes gradients on to the generator
+        bare_critic.requires_grad_(False)  # it only passes gradients on to the generator
         fake = generate()
         optimizers[0].zero_grad()
-        (-own_critic(fake).float().mean()).backward()
-        own_critic.requires_grad_(True)
+        (-bare_critic(fake).float().mean()).backward()
+        bare_critic.requires_grad_(True)
         optimizers[0].step()
         return distance_of_means(real, fake)
 
     return step
 
 
+# The critic takes `critic_steps` steps for one of the generator.
 WGAN_GP = {
-    "batch": 64,
-    "batches": 4,
-    "image": 64,  # 4 times a power of two
-    "noise": 128,
-    "width": 64,
-    "critic_steps": 5,  # for one step of the generator
+    "batch": 64, "batches": 4, "image": 64, "noise": 128, "width": 64, "critic_steps": 5,
     "lr": 1e-4,
-}
+}  # fmt: skip
+WGAN_GP_TINY = {
+    "batch": 8, "image": 16, "width": 4, "noise": 16, "critic_steps": 2, "lr": 3e-3,
+}  # fmt: skip
 WGAN_GP_WORKLOAD = TrainingWorkload(
     name="wgan-gp",
     task="image generation",
     source="Gulrajani et al., Improved Training of Wasserstein GANs, 2017 (64x64 residual nets)",
     samples="images",
-    sizes={
-        "tiny": {
-            **WGAN_GP,
-            "batch": 8,
-            "image": 16,
-            "width": 4,
-            "noise": 16,
-            "critic_steps": 2,
-            "lr": 3e-3,
-        },
-        "small": {**WGAN_GP, "batch": 32},
-        "paper": WGAN_GP,
-    },
-    targets={
-        "tiny": Target(loss=0.4, steps=30),
-        "small": Target(loss=0.52, steps=60),
-        "paper": Target(loss=0.52, steps=60),
-    },
+    sizes=in_sizes(WGAN_GP, tiny=WGAN_GP_TINY, small={"batch": 32}),
+    targets={"tiny": Target(0.4, 30), "small": Target(0.52, 60), "paper": Target(0.52, 60)},
     build=build_wgan_gp,
     tags=frozenset({"convolutional", "adversarial"}),
 )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
+from stepscope.bench.workload import Config, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workloads.building_blocks import (
+    Labelled,
+    in_batches,
+    in_sizes,
+    stacked,
+    train_on,
+)
 
 # GAT: what are a node's labels? They follow from its kind, and most neighbours are of its kind.
 
@@ -38,7 +45,7 @@ class GraphAttention(nn.Module):
 
 
 def softmax_by_receiver(scores: torch.Tensor, receiver: torch.Tensor, nodes: int) -> torch.Tensor:
-    """Over the edges that end in the same node; scores are (edges, heads)."""
+    """Take the softmax over the edges that end in the same node; scores are (edges, heads)."""
     where = receiver[:, None].expand_as(scores)
     largest = scores.new_full((nodes, scores.shape[1]), -torch.inf)
     largest = largest.scatter_reduce(0, where, scores.detach(), "amax")
@@ -63,19 +70,18 @@ class GAT(nn.Module):
         return self.last(x, edges).mean(1)
 
 
-def make_graphs(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, ...]]:
+@in_batches
+def make_graphs(config: Config, draw: torch.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
     """`batch` graphs beside each other: features, edges and labels of all their nodes.
 
     A node's kind shows weakly in its features; four of five neighbours are of its kind.
     """
-    draw, device = place.generator(), place.device
-    nodes, kinds = config.batch * config.nodes, config.kinds
+    device, nodes, kinds = draw.device, config.batch * config.nodes, config.kinds
     kind = torch.arange(nodes, device=device) % kinds
     columns = torch.arange(1, config.features + 1, device=device)
     bits = torch.arange(1, config.labels + 1, device=device)
     labels = (torch.sin(1.7 * (kind[:, None] + 1) * bits) > 0.4).float()
-    graphs = []
-    for _ in range(config.batches):
+    while True:
         noise = torch.randn(nodes, config.features, generator=draw, device=device)
         features = torch.sin(2.9 * (kind[:, None] + 1) * columns) + config.noise * noise
         receiver = torch.arange(nodes, device=device).repeat(config.degree)
@@ -86,55 +92,30 @@ def make_graphs(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor
         # Numbers inside a graph count up by `kinds` within one kind.
         first = receiver - receiver % config.nodes
         sender = first + neighbour * kinds + torch.where(alike, kind[receiver], other)
-        own = torch.arange(nodes, device=device).expand(2, -1)
-        graphs.append((features, torch.cat((torch.stack((sender, receiver)), own), 1), labels))
-    return graphs
+        to_itself = torch.arange(nodes, device=device).expand(2, -1)
+        yield features, torch.cat((torch.stack((sender, receiver)), to_itself), 1), labels
 
 
-def build_gat(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(GAT(config))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    graphs = make_graphs(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        features, edges, labels = graphs[number % len(graphs)]
-        scores = model(features, edges).float()
-        loss = functional.binary_cross_entropy_with_logits(scores, labels)
-        return descend(optimizer, loss)
-
-    return step
+def labels_loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Compare the score of each label; the labels are the batch's last part."""
+    *inputs, labels = batch
+    return functional.binary_cross_entropy_with_logits(model(*inputs).float(), labels)
 
 
+# `nodes` are those of a graph, a multiple of `kinds`; `noise` is beside features of size one.
 PPI = {
-    "batch": 2,
-    "batches": 4,  # that training goes round
-    "nodes": 2400,  # in a graph; a multiple of kinds
-    "degree": 28,
-    "kinds": 12,
-    "noise": 3.0,  # beside features of size one
-    "features": 50,
-    "labels": 121,
-    "heads": 4,
-    "width": 256,
-    "lr": 5e-3,
-}
+    "batch": 2, "batches": 4, "nodes": 2400, "degree": 28, "kinds": 12, "noise": 3.0,
+    "features": 50, "labels": 121, "heads": 4, "width": 256, "lr": 5e-3,
+}  # fmt: skip
 GAT_TINY = {"nodes": 240, "degree": 10, "kinds": 6, "features": 16, "labels": 20, "width": 16}
 GAT_WORKLOAD = TrainingWorkload(
     name="gat",
     task="node classification",
     source="Veličković et al., Graph Attention Networks, 2018; the inductive model for PPI",
     samples="graphs",
-    sizes={
-        "tiny": {**PPI, **GAT_TINY},
-        "small": {**PPI, "batch": 4},
-        "paper": PPI,
-    },
-    targets={
-        "tiny": Target(loss=0.4, steps=60),
-        "small": Target(loss=0.6, steps=60),
-        "paper": Target(loss=0.6, steps=60),
-    },
-    build=build_gat,
+    sizes=in_sizes(PPI, tiny=GAT_TINY, small={"batch": 4}),
+    targets={"tiny": Target(0.4, 60), "small": Target(0.6, 60), "paper": Target(0.6, 60)},
+    build=train_on(make_graphs, GAT, loss=labels_loss),
     tags=frozenset({"attention", "graph"}),
 )
 
@@ -142,20 +123,18 @@ GAT_WORKLOAD = TrainingWorkload(
 # PointNet: which shape is it that these points lie on? An ellipsoid's axes tell its class.
 
 
-def each_point(*widths: int) -> nn.Sequential:
-    """Layers that all points share, on (batch, features, points)."""
-    layers: list[nn.Module] = []
-    for width, out in pairwise(widths):
-        layers += [nn.Conv1d(width, out, 1), nn.BatchNorm1d(out), nn.ReLU()]
-    return nn.Sequential(*layers)
+def point_layers(*widths: int) -> nn.Module:
+    """Return layers that all points share, on (batch, features, points)."""
+    return stacked(
+        widths, lambda width, out: (nn.Conv1d(width, out, 1), nn.BatchNorm1d(out), nn.ReLU())
+    )
 
 
-def whole_cloud(*widths: int) -> nn.Sequential:
-    """Layers on a cloud's summary: (batch, features)."""
-    layers: list[nn.Module] = []
-    for width, out in pairwise(widths):
-        layers += [nn.Linear(width, out), nn.BatchNorm1d(out), nn.ReLU()]
-    return nn.Sequential(*layers)
+def cloud_layers(*widths: int) -> nn.Module:
+    """Return layers on a cloud's summary: (batch, features)."""
+    return stacked(
+        widths, lambda width, out: (nn.Linear(width, out), nn.BatchNorm1d(out), nn.ReLU())
+    )
 
 
 class TNet(nn.Module):
@@ -163,8 +142,8 @@ class TNet(nn.Module):
 
     def __init__(self, features: int, width: int) -> None:
         super().__init__()
-        self.points = each_point(features, width, 2 * width, 16 * width)
-        self.cloud = whole_cloud(16 * width, 8 * width, 4 * width)
+        self.points = point_layers(features, width, 2 * width, 16 * width)
+        self.cloud = cloud_layers(16 * width, 8 * width, 4 * width)
         self.matrix = nn.Linear(4 * width, features * features)
         nn.init.zeros_(self.matrix.weight)
         with torch.no_grad():
@@ -181,8 +160,8 @@ class PointFeatures(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.input_pose, self.feature_pose = TNet(3, width), TNet(width, width)
-        self.early = each_point(3, width, width)
-        self.late = each_point(width, width, 2 * width, 16 * width)
+        self.early = point_layers(3, width, width)
+        self.late = point_layers(width, width, 2 * width, 16 * width)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         x = self.early(torch.bmm(self.input_pose(x), x))
@@ -199,7 +178,7 @@ class PointNetClassifier(nn.Module):
         width = config.width
         self.features = PointFeatures(width)
         self.head = nn.Sequential(
-            whole_cloud(16 * width, 8 * width, 4 * width),
+            cloud_layers(16 * width, 8 * width, 4 * width),
             nn.Dropout(0.3),
             nn.Linear(4 * width, config.classes),
         )
@@ -210,65 +189,45 @@ class PointNetClassifier(nn.Module):
 
 
 def not_orthogonal(pose: torch.Tensor) -> torch.Tensor:
-    """How far a pose is from a rotation: the mean of ||I - AA'||², which training keeps small."""
+    """Return how far a pose is from a rotation: the mean of ||I - AA'||², which training keeps
+    small."""
     pose = pose.float()
     identity = torch.eye(pose.shape[1], device=pose.device)
     return (torch.bmm(pose, pose.transpose(1, 2)) - identity).square().sum((1, 2)).mean()
 
 
-def make_clouds(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@in_batches
+def make_clouds(config: Config, draw: torch.Generator) -> Iterator[Labelled]:
     """Points (batch, 3, points) near an ellipsoid whose axes follow from its class."""
-    draw, device = place.generator(), place.device
+    device, shape = draw.device, (config.batch, 3, config.points)
     speeds = torch.tensor([1.0, 2.3, 3.7], device=device)
-    clouds = []
-    for _ in range(config.batches):
+    while True:
         kind = torch.randint(config.classes, (config.batch,), generator=draw, device=device)
         axes = 1 + 0.7 * torch.sin((kind[:, None] + 1) * speeds)
-        shape = (config.batch, 3, config.points)
         sphere = functional.normalize(torch.randn(shape, generator=draw, device=device))
         noise = torch.randn(shape, generator=draw, device=device)
-        clouds.append((axes[:, :, None] * sphere + 0.02 * noise, kind))
-    return clouds
+        yield axes[:, :, None] * sphere + 0.02 * noise, kind
 
 
-def build_pointnet_cls(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(PointNetClassifier(config))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    clouds = make_clouds(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        points, kind = clouds[number % len(clouds)]
-        logits, pose = model(points)
-        loss = functional.cross_entropy(logits.float(), kind) + 0.001 * not_orthogonal(pose)
-        return descend(optimizer, loss)
-
-    return step
+def posed_loss(model: nn.Module, batch: Labelled) -> torch.Tensor:
+    points, labels = batch
+    logits, pose = model(points)
+    return functional.cross_entropy(logits.float(), labels) + 0.001 * not_orthogonal(pose)
 
 
-MODELNET40 = {
-    "batch": 32,
-    "batches": 8,  # that training goes round
-    "points": 1024,
-    "classes": 40,
-    "width": 64,
-    "lr": 1e-3,
-}
+MODELNET40 = {"batch": 32, "batches": 8, "points": 1024, "classes": 40, "width": 64, "lr": 1e-3}
 POINTNET_CLS_WORKLOAD = TrainingWorkload(
     name="pointnet-cls",
     task="point cloud classification",
     source="Qi et al., PointNet, 2017; ModelNet40 (3.5 M)",
     samples="clouds",
-    sizes={
-        "tiny": {**MODELNET40, "batch": 16, "points": 128, "classes": 8, "width": 16, "lr": 3e-3},
-        "small": {**MODELNET40, "batch": 256},
-        "paper": MODELNET40,
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=50),
-        "small": Target(loss=3.3, steps=60),
-        "paper": Target(loss=3.3, steps=60),
-    },
-    build=build_pointnet_cls,
+    sizes=in_sizes(
+        MODELNET40,
+        tiny={"batch": 16, "points": 128, "classes": 8, "width": 16, "lr": 3e-3},
+        small={"batch": 256},
+    ),
+    targets={"tiny": Target(1.0, 50), "small": Target(3.3, 60), "paper": Target(3.3, 60)},
+    build=train_on(make_clouds, PointNetClassifier, loss=posed_loss),
     tags=frozenset({"points"}),
 )
 
@@ -285,7 +244,7 @@ class PointNetSegmenter(nn.Module):
         super().__init__()
         width = config.width
         self.features = PointFeatures(width)
-        self.layers = each_point(17 * width, 8 * width, 4 * width, 2 * width, 2 * width)
+        self.layers = point_layers(17 * width, 8 * width, 4 * width, 2 * width, 2 * width)
         self.parts = nn.Conv1d(2 * width, config.parts, 1)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -295,52 +254,29 @@ class PointNetSegmenter(nn.Module):
 
 
 def part_of_each_point(points: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
-    """Shapes are cut at two heights."""
+    """Cut shapes at two heights."""
     height = points[:, 2]
     third = (height > -0.2).long() + (height > 0.2).long()
     return PARTS_OF_A_SHAPE * kind[:, None] + third
 
 
-def build_pointnet_seg(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(PointNetSegmenter(config))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+def make_parts(config: Config, place: TrainingPlace) -> list[Labelled]:
     clouds = make_clouds(config, place)
-    parts = [part_of_each_point(points, kind) for points, kind in clouds]
-
-    def step(number: int) -> torch.Tensor:
-        at = number % len(clouds)
-        logits, pose = model(clouds[at][0])
-        loss = functional.cross_entropy(logits.float(), parts[at]) + 0.001 * not_orthogonal(pose)
-        return descend(optimizer, loss)
-
-    return step
+    return [(points, part_of_each_point(points, kind)) for points, kind in clouds]
 
 
+# `parts` are those of all classes together; at least PARTS_OF_A_SHAPE each.
 SHAPENET_PARTS = {
-    "batch": 32,
-    "batches": 8,  # that training goes round
-    "points": 2048,
-    "classes": 16,
-    "parts": 50,  # of all classes together; at least PARTS_OF_A_SHAPE each
-    "width": 64,
-    "lr": 1e-3,
-}
+    "batch": 32, "batches": 8, "points": 2048, "classes": 16, "parts": 50, "width": 64, "lr": 1e-3,
+}  # fmt: skip
 POINTNET_SEG_TINY = {"batch": 16, "points": 128, "classes": 4, "parts": 12, "width": 16, "lr": 3e-3}
 POINTNET_SEG_WORKLOAD = TrainingWorkload(
     name="pointnet-seg",
     task="point cloud segmentation",
     source="Qi et al., PointNet, 2017, figure 2; ShapeNet parts",
     samples="clouds",
-    sizes={
-        "tiny": {**SHAPENET_PARTS, **POINTNET_SEG_TINY},
-        "small": SHAPENET_PARTS,
-        "paper": SHAPENET_PARTS,
-    },
-    targets={
-        "tiny": Target(loss=1.2, steps=50),
-        "small": Target(loss=3.3, steps=60),
-        "paper": Target(loss=3.3, steps=60),
-    },
-    build=build_pointnet_seg,
+    sizes=in_sizes(SHAPENET_PARTS, tiny=POINTNET_SEG_TINY),
+    targets={"tiny": Target(1.2, 50), "small": Target(3.3, 60), "paper": Target(3.3, 60)},
+    build=train_on(make_parts, PointNetSegmenter, loss=posed_loss),
     tags=frozenset({"points"}),
 )

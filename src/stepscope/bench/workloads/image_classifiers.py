@@ -6,12 +6,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
+from stepscope.bench.workload import Config, Target, TrainingWorkload
+from stepscope.bench.workloads.building_blocks import (
+    SGD,
+    Labelled,
+    Mean,
+    convolution,
+    in_batches,
+    in_sizes,
+    initialize_convolutions,
+    train_on,
+)
 
 # ResNet-50: which way noisy stripes run. The 3x3 convolutions have the stride, as in v1.5.
 
@@ -72,89 +83,35 @@ class ResNet(nn.Module):
         return x
 
 
-def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
-    """Followed by its norm."""
-    layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
-    return layer, nn.BatchNorm2d(outputs)
-
-
-def initialize_convolutions(model: nn.Module) -> None:
-    """He et al., 2015: the variance stays the same from layer to layer."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-
-
-def make_stripes(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@in_batches
+def make_stripes(config: Config, draw: torch.Generator) -> Iterator[Labelled]:
     """Images and labels: the label is the direction of the stripes, their phase varies."""
-    draw, device, batch, edge = place.generator(), place.device, config.batch, config.image
+    device, batch, edge = draw.device, config.batch, config.image
     pixels = torch.arange(edge, device=device) * (2 * math.pi / WAVELENGTH)
-    batches = []
-    for _ in range(config.batches):
+    while True:
         labels = torch.randint(config.directions, (batch,), generator=draw, device=device)
         angles = (labels * (math.pi / config.directions)).view(-1, 1, 1)
         phases = SHIFT * torch.rand((batch, 1, 1), generator=draw, device=device)
         waves = torch.sin(angles.cos() * pixels + angles.sin() * pixels[:, None] + phases)
         noise = torch.randn((batch, 3, edge, edge), generator=draw, device=device)
-        batches.append((waves[:, None] + NOISE * noise, labels))
-    return batches
-
-
-def train_classifier(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: list[tuple[torch.Tensor, torch.Tensor]],
-) -> Step:
-    def step(number: int) -> torch.Tensor:
-        images, labels = batches[number % len(batches)]
-        loss = functional.cross_entropy(model(images).float(), labels)
-        return descend(optimizer, loss)
-
-    return step
-
-
-def build_resnet50(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(ResNet(config))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=1e-4)
-    return train_classifier(model, optimizer, make_stripes(config, place))
+        yield waves[:, None] + NOISE * noise, labels
 
 
 RESNET50 = {
-    "batch": 64,
-    "batches": 4,
-    "image": 224,
-    "classes": 1000,  # of which the first `directions` occur
-    "directions": 16,
-    "width": 64,
-    "blocks": "3,4,6,3",
-    "lr": 0.05,
-}
+    "batch": 64, "batches": 4, "image": 224, "classes": 1000, "directions": 16, "width": 64,
+    "blocks": "3,4,6,3", "lr": 0.05,
+}  # fmt: skip
 RESNET50_TINY = {
-    "batch": 16,
-    "image": 32,
-    "classes": 16,
-    "directions": 8,
-    "width": 8,
-    "blocks": "1,1,1,1",
-}
+    "batch": 16, "image": 32, "classes": 16, "directions": 8, "width": 8, "blocks": "1,1,1,1",
+}  # fmt: skip
 RESNET50_WORKLOAD = TrainingWorkload(
     name="resnet50",
     task="image classification",
     source="He et al., Deep Residual Learning for Image Recognition, 2016",
     samples="images",
-    sizes={
-        "tiny": {**RESNET50, **RESNET50_TINY},
-        "small": RESNET50,
-        "paper": {**RESNET50, "batch": 256, "lr": 0.1},
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=40),
-        "small": Target(loss=4.0, steps=60),
-        "paper": Target(loss=4.0, steps=60),
-    },
-    build=build_resnet50,
+    sizes=in_sizes(RESNET50, tiny=RESNET50_TINY, paper={"batch": 256, "lr": 0.1}),
+    targets={"tiny": Target(1.0, 40), "small": Target(4.0, 60), "paper": Target(4.0, 60)},
+    build=train_on(make_stripes, ResNet, SGD),
     tags=frozenset({"convolutional"}),
 )
 
@@ -177,16 +134,14 @@ class VGG(nn.Module):
                 inputs = outputs
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        pixels = (config.image // 2 ** len(STAGES)) ** 2
+        pixels, hidden = (config.image // 2 ** len(STAGES)) ** 2, config.hidden
         self.head = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(inputs * pixels, config.hidden),
-            nn.ReLU(),
-            nn.Dropout(config.dropout),
-            nn.Linear(config.hidden, config.hidden),
-            nn.ReLU(),
-            nn.Dropout(config.dropout),
-            nn.Linear(config.hidden, config.classes),
+            nn.Linear(inputs * pixels, hidden),
+            *(nn.ReLU(), nn.Dropout(config.dropout)),
+            nn.Linear(hidden, hidden),
+            *(nn.ReLU(), nn.Dropout(config.dropout)),
+            nn.Linear(hidden, config.classes),
         )
         initialize_convolutions(self)
         for layer in self.head:
@@ -199,49 +154,22 @@ class VGG(nn.Module):
         return x
 
 
-def build_vgg16(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(VGG(config))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=5e-4)
-    return train_classifier(model, optimizer, make_stripes(config, place))
-
-
 VGG16 = {
-    "batch": 64,
-    "batches": 4,
-    "image": 224,
-    "classes": 1000,  # of which the first `directions` occur
-    "directions": 16,
-    "width": 64,
-    "hidden": 4096,
-    "dropout": 0.5,
-    "lr": 0.002,
-}
+    "batch": 64, "batches": 4, "image": 224, "classes": 1000, "directions": 16, "width": 64,
+    "hidden": 4096, "dropout": 0.5, "lr": 0.002,
+}  # fmt: skip
 VGG16_TINY = {
-    "batch": 16,
-    "image": 32,
-    "classes": 16,
-    "directions": 4,
-    "width": 4,
-    "hidden": 128,
-    "dropout": 0.1,
-    "lr": 0.004,
-}
+    "batch": 16, "image": 32, "classes": 16, "directions": 4, "width": 4, "hidden": 128,
+    "dropout": 0.1, "lr": 0.004,
+}  # fmt: skip
 VGG16_WORKLOAD = TrainingWorkload(
     name="vgg16",
     task="image classification",
     source="Simonyan and Zisserman, Very Deep Convolutional Networks, 2015 (configuration D)",
     samples="images",
-    sizes={
-        "tiny": {**VGG16, **VGG16_TINY},
-        "small": VGG16,
-        "paper": {**VGG16, "batch": 256},
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=60),
-        "small": Target(loss=6.2, steps=60),
-        "paper": Target(loss=6.2, steps=60),
-    },
-    build=build_vgg16,
+    sizes=in_sizes(VGG16, tiny=VGG16_TINY, paper={"batch": 256}),
+    targets={"tiny": Target(1.0, 60), "small": Target(6.2, 60), "paper": Target(6.2, 60)},
+    build=train_on(make_stripes, VGG, partial(SGD, weight_decay=5e-4)),
     tags=frozenset({"convolutional"}),
 )
 
@@ -270,75 +198,39 @@ class DenseStage(nn.Module):
 
 
 def narrowed(inputs: int, outputs: int, size: int) -> tuple[nn.Module, ...]:
-    """A convolution after its norm."""
+    """Return a convolution after its norm."""
     layer = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
     return nn.BatchNorm2d(inputs), nn.ReLU(), layer
 
 
-class DenseNet(nn.Module):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        width = 2 * config.growth
-        layers: list[nn.Module] = [
-            nn.Conv2d(3, width, 7, 2, padding=3, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2, padding=1),
-        ]
-        for stage, count in enumerate(int(count) for count in config.blocks.split(",")):
-            if stage:
-                layers += [*narrowed(width, width // 2, 1), nn.AvgPool2d(2)]
-                width //= 2
-            layers.append(DenseStage(width, config.growth, count))
-            width += count * config.growth
-        self.layers = nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU())
-        self.head = nn.Linear(width, config.classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.layers(images).mean((2, 3)))
-        return logits
-
-
-def build_densenet121(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(DenseNet(config))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=1e-4)
-    return train_classifier(model, optimizer, make_stripes(config, place))
+def densenet(config: Config) -> nn.Module:
+    width = 2 * config.growth
+    layers: list[nn.Module] = [resnet_stem(width)]
+    for stage, count in enumerate(map(int, config.blocks.split(","))):
+        if stage:
+            layers += [*narrowed(width, width // 2, 1), nn.AvgPool2d(2)]
+            width //= 2
+        layers.append(DenseStage(width, config.growth, count))
+        width += count * config.growth
+    layers += [nn.BatchNorm2d(width), nn.ReLU(), Mean(2, 3)]
+    return nn.Sequential(*layers, nn.Linear(width, config.classes))
 
 
 DENSENET121 = {
-    "batch": 32,
-    "batches": 4,
-    "image": 224,
-    "classes": 1000,
-    "directions": 16,
-    "growth": 32,
-    "blocks": "6,12,24,16",
-    "lr": 0.05,
-}
+    "batch": 32, "batches": 4, "image": 224, "classes": 1000, "directions": 16, "growth": 32,
+    "blocks": "6,12,24,16", "lr": 0.05,
+}  # fmt: skip
 DENSENET121_TINY = {
-    "batch": 8,
-    "image": 32,
-    "classes": 8,
-    "directions": 4,
-    "growth": 8,
-    "blocks": "2,2",
-}
+    "batch": 8, "image": 32, "classes": 8, "directions": 4, "growth": 8, "blocks": "2,2",
+}  # fmt: skip
 DENSENET121_WORKLOAD = TrainingWorkload(
     name="densenet121",
     task="image classification",
     source="Huang et al., Densely Connected Convolutional Networks, 2017",
     samples="images",
-    sizes={
-        "tiny": {**DENSENET121, **DENSENET121_TINY},
-        "small": DENSENET121,
-        "paper": {**DENSENET121, "batch": 256, "lr": 0.1},
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=60),
-        "small": Target(loss=4.0, steps=60),
-        "paper": Target(loss=4.0, steps=60),
-    },
-    build=build_densenet121,
+    sizes=in_sizes(DENSENET121, tiny=DENSENET121_TINY, paper={"batch": 256, "lr": 0.1}),
+    targets={"tiny": Target(1.0, 60), "small": Target(4.0, 60), "paper": Target(4.0, 60)},
+    build=train_on(make_stripes, densenet, SGD),
     tags=frozenset({"convolutional", "extra"}),
 )
 
@@ -348,88 +240,50 @@ DENSENET121_WORKLOAD = TrainingWorkload(
 CLIP_WAVELENGTH, CLIP_NOISE = 8, 0.5
 
 
-class VideoNet(nn.Module):
-    """Stages of two 3x3x3 convolutions; each halves the clip in time and space."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        layers, inputs = [], 3
-        for number in range(config.stages):
-            width = config.width << number
-            layers += [*video_convolution(inputs, width), *video_convolution(width, width)]
-            layers.append(nn.MaxPool3d(2))
-            inputs = width
-        self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(inputs, config.classes)
-
-    def forward(self, clips: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.layers(clips).mean((2, 3, 4)))
-        return logits
+def video_net(config: Config) -> nn.Module:
+    """Stack stages of two 3x3x3 convolutions; each halves the clip in time and space."""
+    layers, inputs = [], 3
+    for stage in range(config.stages):
+        width = config.width << stage
+        for channels in (inputs, width):
+            layers.append(nn.Conv3d(channels, width, 3, padding=1, bias=False))
+            layers += [nn.BatchNorm3d(width), nn.ReLU()]
+        layers.append(nn.MaxPool3d(2))
+        inputs = width
+    return nn.Sequential(*layers, Mean(2, 3, 4), nn.Linear(inputs, config.classes))
 
 
-def video_convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    layer = nn.Conv3d(inputs, outputs, 3, padding=1, bias=False)
-    return layer, nn.BatchNorm3d(outputs), nn.ReLU()
-
-
-def make_clips(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@in_batches
+def make_clips(config: Config, draw: torch.Generator) -> Iterator[Labelled]:
     """Clips [batch, 3, frames, image, image] and labels: the label is the speed of the stripes."""
-    draw, device = place.generator(), place.device
+    device = draw.device
     pixels = torch.arange(config.image, device=device).view(1, 1, 1, -1) / CLIP_WAVELENGTH
     times = torch.arange(config.frames, device=device).view(1, -1, 1, 1)
     shape = (config.batch, 3, config.frames, config.image, config.image)
-    batches = []
-    for _ in range(config.batches):
+    while True:
         labels = torch.randint(config.speeds, (config.batch,), generator=draw, device=device)
         speeds = (labels / config.speeds - 0.5).view(-1, 1, 1, 1)
         phases = torch.rand((config.batch, 1, 1, 1), generator=draw, device=device)
         waves = torch.sin(2 * torch.pi * (pixels + speeds * times + phases))
         noise = torch.randn(shape, generator=draw, device=device)
-        batches.append((waves[:, None] + CLIP_NOISE * noise, labels))
-    return batches
-
-
-def build_c3d(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(VideoNet(config))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=1e-4)
-    return train_classifier(model, optimizer, make_clips(config, place))
+        yield waves[:, None] + CLIP_NOISE * noise, labels
 
 
 C3D = {
-    "batch": 8,
-    "batches": 4,
-    "frames": 16,
-    "image": 96,
-    "classes": 400,  # of which the first `speeds` occur
-    "speeds": 8,
-    "width": 32,
-    "stages": 4,
-    "lr": 0.02,
-}
+    "batch": 8, "batches": 4, "frames": 16, "image": 96, "classes": 400, "speeds": 8, "width": 32,
+    "stages": 4, "lr": 0.02,
+}  # fmt: skip
 C3D_TINY = {
-    "batch": 4,
-    "frames": 8,
-    "image": 16,
-    "classes": 4,
-    "speeds": 4,
-    "width": 8,
-    "stages": 2,
-}
+    "batch": 4, "frames": 8, "image": 16, "classes": 4, "speeds": 4, "width": 8, "stages": 2,
+    "lr": 0.05,
+}  # fmt: skip
 C3D_WORKLOAD = TrainingWorkload(
     name="c3d",
     task="video classification",
     source="Tran et al., Learning Spatiotemporal Features with 3D Convolutional Networks, 2015",
     samples="clips",
-    sizes={
-        "tiny": {**C3D, **C3D_TINY, "lr": 0.05},
-        "small": C3D,
-        "paper": {**C3D, "batch": 30, "image": 112, "width": 64},
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=60),
-        "small": Target(loss=3.0, steps=60),
-        "paper": Target(loss=3.0, steps=60),
-    },
-    build=build_c3d,
+    sizes=in_sizes(C3D, tiny=C3D_TINY, paper={"batch": 30, "image": 112, "width": 64}),
+    targets={"tiny": Target(1.0, 60), "small": Target(3.0, 60), "paper": Target(3.0, 60)},
+    build=train_on(make_clips, video_net, SGD),
     tags=frozenset({"convolutional", "extra"}),
 )

@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
+from stepscope.bench.workloads.building_blocks import attend, convolution, in_sizes
 from stepscope.bench.workloads.gans import make_discs
-from stepscope.bench.workloads.image_classifiers import convolution, make_stripes
+from stepscope.bench.workloads.image_classifiers import make_stripes
 
 # DDPM's U-Net: the noise that was added to images of discs, from the noisy image and its time.
 
@@ -22,14 +23,11 @@ TIMES = 1000  # from the image to pure noise
 class TimedResidual(nn.Module):
     """Two convolutions; the time is added between them."""
 
-    def __init__(self, inputs: int, outputs: int, time: int, config: Config) -> None:
+    def __init__(self, inputs: int, outputs: int, config: Config) -> None:
         super().__init__()
-        self.before = nn.Sequential(
-            nn.GroupNorm(config.groups, inputs),
-            nn.SiLU(),
-            nn.Conv2d(inputs, outputs, 3, padding=1),
-        )
-        self.time = nn.Linear(time, outputs)
+        first = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.before = nn.Sequential(nn.GroupNorm(config.groups, inputs), nn.SiLU(), first)
+        self.time = nn.Linear(4 * config.width, outputs)
         last = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.after = nn.Sequential(
             nn.GroupNorm(config.groups, outputs), nn.SiLU(), nn.Dropout(config.dropout), last
@@ -53,8 +51,7 @@ class PixelAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.project(self.norm(x)).flatten(2).transpose(1, 2).chunk(3, 2)
-        query, key, value = (part[:, None] for part in parts)
-        mixed = functional.scaled_dot_product_attention(query, key, value)[:, 0]
+        mixed = attend(*(part[:, None] for part in parts))
         return x + self.join(mixed.transpose(1, 2).reshape(x.shape))
 
 
@@ -63,7 +60,7 @@ class UNetLayer(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, edge: int, config: Config) -> None:
         super().__init__()
-        self.residual = TimedResidual(inputs, outputs, 4 * config.width, config)
+        self.residual = TimedResidual(inputs, outputs, config)
         attends = edge == config.attention_edge
         self.attention = PixelAttention(outputs, config) if attends else nn.Identity()
 
@@ -85,26 +82,21 @@ class DiffusionUNet(nn.Module):
         )
         self.first = nn.Conv2d(3, width, 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
-        x, kept = width, [width]
+        x, skipped = width, [width]
         for level, outputs in enumerate(widths):
             for _ in range(config.layers):
                 self.down.append(UNetLayer(x, outputs, edge, config))
                 x = outputs
-                kept.append(x)
+                skipped.append(x)
             if level + 1 < len(widths):
                 self.down.append(nn.Conv2d(x, x, 3, 2, padding=1))
-                kept.append(x)
+                skipped.append(x)
                 edge //= 2
-        self.middle = nn.ModuleList(
-            (
-                TimedResidual(x, x, 4 * width, config),
-                PixelAttention(x, config),
-                TimedResidual(x, x, 4 * width, config),
-            )
-        )
+        before, attention = TimedResidual(x, x, config), PixelAttention(x, config)
+        self.middle = nn.ModuleList((before, attention, TimedResidual(x, x, config)))
         for level, outputs in reversed(list(enumerate(widths))):
             for _ in range(config.layers + 1):
-                self.up.append(UNetLayer(x + kept.pop(), outputs, edge, config))
+                self.up.append(UNetLayer(x + skipped.pop(), outputs, edge, config))
                 x = outputs
             if level:
                 enlarge = nn.Upsample(scale_factor=2.0)
@@ -117,15 +109,15 @@ class DiffusionUNet(nn.Module):
     def forward(self, images: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
         time = self.time(waves(times, self.width))
         x = self.first(images)
-        kept = [x]
+        skipped = [x]
         for layer in self.down:
             x = layer(x, time) if isinstance(layer, UNetLayer) else layer(x)
-            kept.append(x)
+            skipped.append(x)
         before, attention, after = self.middle
         x = after(attention(before(x, time)), time)
         for layer in self.up:
             if isinstance(layer, UNetLayer):
-                x = layer(torch.cat((x, kept.pop()), 1), time)
+                x = layer(torch.cat((x, skipped.pop()), 1), time)
             else:
                 x = layer(x)
         noise: torch.Tensor = self.last(x)
@@ -133,7 +125,7 @@ class DiffusionUNet(nn.Module):
 
 
 def waves(times: torch.Tensor, width: int) -> torch.Tensor:
-    """A time as sines and cosines of many wavelengths, as a Transformer's positions."""
+    """Write a time as sines and cosines of many wavelengths, as a Transformer's positions."""
     half = width // 2
     exponents = torch.arange(half, device=times.device) / (half - 1)
     angles = times[:, None] * torch.exp(-math.log(10_000) * exponents)
@@ -144,58 +136,36 @@ def build_diffusion_unet(config: Config, place: TrainingPlace) -> Step:
     model = place.put(DiffusionUNet(config))
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
     batches = make_discs(config, place)
-    kept = (1 - torch.linspace(1e-4, 0.02, TIMES, device=place.device)).cumprod(0)
+    left = (1 - torch.linspace(1e-4, 0.02, TIMES, device=place.device)).cumprod(0)
 
     def step(number: int) -> torch.Tensor:
         images = batches[number % len(batches)]
         times = torch.randint(TIMES, (len(images),), device=place.device)
         noise = torch.randn_like(images)
-        share = kept[times].view(-1, 1, 1, 1)  # of the image that is left at that time
+        share = left[times].view(-1, 1, 1, 1)  # of the image that is left at that time
         predicted = model(share.sqrt() * images + (1 - share).sqrt() * noise, times)
-        loss = functional.mse_loss(predicted.float(), noise)
-        return descend(optimizer, loss)
+        return descend(optimizer, functional.mse_loss(predicted.float(), noise))
 
     return step
 
 
+# Each level has `layers`, norms have `groups` of channels, and attention comes where the image has
+# `attention_edge` pixels a side.
 DDPM = {
-    "batch": 128,
-    "batches": 4,
-    "image": 32,
-    "width": 128,
-    "levels": 4,
-    "layers": 2,  # a level
-    "attention_edge": 16,  # attention where the image has so many pixels a side
-    "groups": 32,  # of channels, in the norms
-    "dropout": 0.1,
-    "lr": 2e-4,
-}
+    "batch": 128, "batches": 4, "image": 32, "width": 128, "levels": 4, "layers": 2,
+    "attention_edge": 16, "groups": 32, "dropout": 0.1, "lr": 2e-4,
+}  # fmt: skip
 DIFFUSION_TINY = {
-    "batch": 8,
-    "image": 16,
-    "width": 8,
-    "levels": 3,
-    "layers": 1,
-    "attention_edge": 8,
-    "groups": 4,
-    "dropout": 0.0,
-    "lr": 2e-3,
-}
+    "batch": 8, "image": 16, "width": 8, "levels": 3, "layers": 1, "attention_edge": 8,
+    "groups": 4, "dropout": 0.0, "lr": 2e-3,
+}  # fmt: skip
 DIFFUSION_UNET_WORKLOAD = TrainingWorkload(
     name="diffusion-unet",
     task="image generation",
     source="Ho et al., Denoising Diffusion Probabilistic Models, 2020 (CIFAR-10 model)",
     samples="images",
-    sizes={
-        "tiny": {**DDPM, **DIFFUSION_TINY},
-        "small": {**DDPM, "batch": 64},
-        "paper": DDPM,
-    },
-    targets={
-        "tiny": Target(loss=0.75, steps=30),
-        "small": Target(loss=0.9, steps=60),
-        "paper": Target(loss=0.9, steps=60),
-    },
+    sizes=in_sizes(DDPM, tiny=DIFFUSION_TINY, small={"batch": 64}),
+    targets={"tiny": Target(0.75, 30), "small": Target(0.9, 60), "paper": Target(0.9, 60)},
     build=build_diffusion_unet,
     tags=frozenset({"convolutional", "attention", "diffusion"}),
 )
@@ -208,25 +178,22 @@ class VariationalAutoencoder(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         widths = [config.width << number for number in range(config.halvings)]
-        self.side = config.image >> config.halvings
-        deepest = widths[-1] * self.side**2
+        side = config.image >> config.halvings
+        deepest = widths[-1] * side**2
         down, inputs = [], 3
         for width in widths:
             down += [*convolution(inputs, width, 3, 2), nn.LeakyReLU()]
             inputs = width
         self.down = nn.Sequential(*down, nn.Flatten())
         self.mean, self.spread = nn.Linear(deepest, config.code), nn.Linear(deepest, config.code)
-        up: list[nn.Module] = [
-            nn.Linear(config.code, deepest),
-            nn.Unflatten(1, (widths[-1], self.side, self.side)),
-        ]
+        up = [nn.Linear(config.code, deepest), nn.Unflatten(1, (widths[-1], side, side))]
         for width in [*reversed(widths[:-1]), config.width]:
             up += [nn.Upsample(scale_factor=2), *convolution(inputs, width, 3), nn.SiLU()]
             inputs = width
         self.up = nn.Sequential(*up, nn.Conv2d(inputs, 3, 3, padding=1))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The images again, and the distribution that their code was drawn from."""
+        """Return the images again, and the distribution that their code was drawn from."""
         x = self.down(images)
         mean, spread = self.mean(x), self.spread(x)
         code = mean + torch.randn_like(mean) * (0.5 * spread).exp()
@@ -248,33 +215,21 @@ def build_vae(config: Config, place: TrainingPlace) -> Step:
     return step
 
 
+# `distance` is how much the code's distribution counts.
 VAE = {
-    "batch": 64,
-    "batches": 4,
-    "image": 128,
-    "directions": 16,
-    "width": 32,
-    "halvings": 4,
-    "code": 128,
-    "distance": 1e-3,  # how much the code's distribution counts
-    "lr": 1e-3,
-}
-VAE_TINY = {"batch": 8, "image": 32, "directions": 4, "width": 16, "halvings": 2, "code": 16}
+    "batch": 64, "batches": 4, "image": 128, "directions": 16, "width": 32, "halvings": 4,
+    "code": 128, "distance": 1e-3, "lr": 1e-3,
+}  # fmt: skip
+VAE_TINY = {
+    "batch": 8, "image": 32, "directions": 4, "width": 16, "halvings": 2, "code": 16, "lr": 3e-3,
+}  # fmt: skip
 VAE_WORKLOAD = TrainingWorkload(
     name="vae",
     task="image generation",
     source="Kingma and Welling, Auto-Encoding Variational Bayes, 2014 (convolutional)",
     samples="images",
-    sizes={
-        "tiny": {**VAE, **VAE_TINY, "lr": 3e-3},
-        "small": VAE,
-        "paper": {**VAE, "batch": 256},
-    },
-    targets={
-        "tiny": Target(loss=0.7, steps=60),
-        "small": Target(loss=0.75, steps=60),
-        "paper": Target(loss=0.75, steps=60),
-    },
+    sizes=in_sizes(VAE, tiny=VAE_TINY, paper={"batch": 256}),
+    targets={"tiny": Target(0.7, 60), "small": Target(0.75, 60), "paper": Target(0.75, 60)},
     build=build_vae,
     tags=frozenset({"convolutional", "extra"}),
 )

@@ -10,11 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
-from stepscope.bench.workloads.image_classifiers import (
-    initialize_convolutions,
-    resnet_stages,
-    resnet_stem,
-)
+from stepscope.bench.workloads.building_blocks import SGD, in_sizes, initialize_convolutions
+from stepscope.bench.workloads.image_classifiers import resnet_stages, resnet_stem
 from stepscope.bench.workloads.object_detection import (
     crop_regions,
     decode,
@@ -180,7 +177,7 @@ def true_masks(regions: torch.Tensor, boxes: torch.Tensor, kinds: torch.Tensor) 
 
 def build_mask_rcnn(config: Config, place: TrainingPlace) -> Step:
     model = place.put(MaskRCNN(config))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = SGD(model.parameters(), lr=config.lr)
     anchors = make_anchors(config, STRIDES, (float(config.anchor_scale),), place.device)
     scenes = make_scenes(config, place)
     matches = [match(anchors, each.boxes, 0.7) for each in scenes]
@@ -195,24 +192,14 @@ def build_mask_rcnn(config: Config, place: TrainingPlace) -> Step:
     return step
 
 
+# Images are multiples of 64: 800 x 1333 and what pads it. Of the classes only `kinds` occur. The
+# anchors' scale is in strides, regions of `edge_at_stride_16` are cut from the third level, and the
+# heads learn from `regions` of an image.
 R50_FPN = {
-    "batch": 2,
-    "batches": 4,  # that training goes round
-    "image_height": 832,  # multiples of 64: 800 x 1333 and what pads it
-    "image_width": 1344,
-    "objects": 8,
-    "kinds": 20,  # that occur
-    "classes": 91,
-    "blocks": "3,4,6,3",
-    "width": 64,
-    "pyramid_width": 256,
-    "hidden": 1024,
-    "anchor_scale": 8,  # in strides
-    "edge_at_stride_16": 224,  # regions of this size are cut from the third level
-    "proposals": 1000,
-    "regions": 512,  # of an image that the heads learn from
-    "lr": 0.005,
-}
+    "batch": 2, "batches": 4, "image_height": 832, "image_width": 1344, "objects": 8, "kinds": 20,
+    "classes": 91, "blocks": "3,4,6,3", "width": 64, "pyramid_width": 256, "hidden": 1024,
+    "anchor_scale": 8, "edge_at_stride_16": 224, "proposals": 1000, "regions": 512, "lr": 0.005,
+}  # fmt: skip
 MASK_RCNN_TINY = {
     "image_height": 64, "image_width": 64, "objects": 2, "kinds": 4, "classes": 5,
     "blocks": "1,1,1,1", "width": 8, "pyramid_width": 16, "hidden": 32, "anchor_scale": 4,
@@ -223,16 +210,8 @@ MASK_RCNN_WORKLOAD = TrainingWorkload(
     task="instance segmentation",
     source="He et al., Mask R-CNN, 2017 (ResNet-50-FPN, 44 M)",
     samples="images",
-    sizes={
-        "tiny": {**R50_FPN, **MASK_RCNN_TINY},
-        "small": R50_FPN,
-        "paper": {**R50_FPN, "batch": 16},
-    },
-    targets={
-        "tiny": Target(loss=2.5, steps=60),
-        "small": Target(loss=6.5, steps=60),
-        "paper": Target(loss=6.5, steps=60),
-    },
+    sizes=in_sizes(R50_FPN, tiny=MASK_RCNN_TINY, paper={"batch": 16}),
+    targets={"tiny": Target(2.5, 60), "small": Target(6.5, 60), "paper": Target(6.5, 60)},
     build=build_mask_rcnn,
     tags=frozenset({"convolutional", "detection"}),
 )

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
+from stepscope.bench.workload import Config, Target, TrainingWorkload
+from stepscope.bench.workloads.building_blocks import (
+    attend,
+    feed_forward,
+    in_batches,
+    in_sizes,
+    train_on,
+    words_loss,
+)
 
 # GPT-2 small: the next word of texts in which every word follows from the one before.
+
+ADAMW = partial(torch.optim.AdamW, weight_decay=0.1)
 
 
 class Block(nn.Module):
@@ -19,20 +32,15 @@ class Block(nn.Module):
         self.heads = heads
         self.before_attention, self.before_feed = nn.LayerNorm(width), nn.LayerNorm(width)
         self.project, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed = feed or nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
-        )
+        self.feed = feed or feed_forward(width, 4 * width, nn.GELU(approximate="tanh"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.attend(x)
         return x + self.feed(self.before_feed(x))
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        parts = self.project(self.before_attention(x)).view(batch, length, 3, self.heads, -1)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return x + self.join(mixed.transpose(1, 2).reshape(batch, length, width))
+        parts = self.project(self.before_attention(x)).unflatten(2, (3, self.heads, -1))
+        return x + self.join(attend(*parts.permute(2, 0, 3, 1, 4), is_causal=True))
 
 
 class GPT2(nn.Module):
@@ -42,92 +50,61 @@ class GPT2(nn.Module):
         super().__init__()
         self.words = nn.Embedding(config.words, config.width)
         self.places = nn.Embedding(config.length, config.width)
-        blocks = (Block(config.width, config.heads) for _ in range(config.layers))
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = self.make_blocks(config)
         self.norm = nn.LayerNorm(config.width)
         for table in (self.words, self.places):
             nn.init.normal_(table.weight, std=0.02)
 
+    def make_blocks(self, config: Config) -> nn.Module:
+        return nn.Sequential(*(Block(config.width, config.heads) for _ in range(config.layers)))
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.words(ids)
+        return x + self.places(torch.arange(ids.shape[1], device=ids.device))
+
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self.norm(x), self.words.weight)
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        x = self.norm(self.blocks(self.words(ids) + self.places(places)))
-        return functional.linear(x, self.words.weight)
+        return self.score(self.blocks(self.embed(ids)))
 
 
-def make_texts(config: Config, place: TrainingPlace) -> list[torch.Tensor]:
+@in_batches
+def make_texts(config: Config, draw: torch.Generator) -> Iterator[torch.Tensor]:
     """Word n + 1 is word n times three plus one, or a random one in one place out of ten.
 
     Texts use `known` words of the vocabulary: a model sees that in a few steps.
     """
-    draw, shape = place.generator(), (config.batch, config.length + 1)
-    texts = []
-    for _ in range(config.batches):
-        ids = torch.randint(config.known, shape, generator=draw, device=place.device)
-        kept = torch.rand(shape, generator=draw, device=place.device) < 0.9
-        for at in range(1, config.length + 1):
-            ids[:, at] = torch.where(
-                kept[:, at], (3 * ids[:, at - 1] + 1) % config.known, ids[:, at]
-            )
-        texts.append(ids)
-    return texts
+    shape = (config.batch, config.length + 1)
+    while True:
+        ids = torch.randint(config.known, shape, generator=draw, device=draw.device)
+        follows = torch.rand(shape, generator=draw, device=draw.device) < 0.9
+        for place in range(1, config.length + 1):
+            following = (3 * ids[:, place - 1] + 1) % config.known
+            ids[:, place] = torch.where(follows[:, place], following, ids[:, place])
+        yield ids
 
 
-def train_language_model(
-    model: nn.Module, optimizer: torch.optim.Optimizer, texts: list[torch.Tensor]
-) -> Step:
-    """Each word from those before it."""
-
-    def step(number: int) -> torch.Tensor:
-        ids = texts[number % len(texts)]
-        logits = model(ids[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-        return descend(optimizer, loss)
-
-    return step
-
-
-def build_gpt2(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(GPT2(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.1)
-    return train_language_model(model, optimizer, make_texts(config, place))
+def next_word_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Predict each word from those before it."""
+    return words_loss(model(ids[:, :-1]), ids[:, 1:])
 
 
 GPT2_SMALL = {
-    "batch": 8,
-    "batches": 8,  # that training goes round
-    "length": 512,
-    "words": 50257,
-    "known": 1000,  # that texts use
-    "width": 768,
-    "heads": 12,
-    "layers": 12,
-    "lr": 6e-4,
-}
+    "batch": 8, "batches": 8, "length": 512, "words": 50257, "known": 1000, "width": 768,
+    "heads": 12, "layers": 12, "lr": 6e-4,
+}  # fmt: skip
 GPT2_TINY = {
-    "length": 32,
-    "words": 64,
-    "known": 64,
-    "width": 64,
-    "heads": 4,
-    "layers": 2,
-    "lr": 3e-3,
-}
+    "length": 32, "words": 64, "known": 64, "width": 64, "heads": 4, "layers": 2, "lr": 3e-3,
+}  # fmt: skip
 GPT2_WORKLOAD = TrainingWorkload(
     name="gpt2",
     task="language model",
     source="Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (124 M)",
     samples="texts",
-    sizes={
-        "tiny": {**GPT2_SMALL, **GPT2_TINY},
-        "small": GPT2_SMALL,
-        "paper": {**GPT2_SMALL, "batch": 32, "length": 1024},
-    },
-    targets={
-        "tiny": Target(loss=2.0, steps=60),
-        "small": Target(loss=9.0, steps=60),
-        "paper": Target(loss=9.0, steps=60),
-    },
-    build=build_gpt2,
+    sizes=in_sizes(GPT2_SMALL, tiny=GPT2_TINY, paper={"batch": 32, "length": 1024}),
+    targets={"tiny": Target(2.0, 60), "small": Target(9.0, 60), "paper": Target(9.0, 60)},
+    build=train_on(make_texts, GPT2, ADAMW, next_word_loss),
     tags=frozenset({"attention"}),
 )
 
@@ -163,16 +140,17 @@ class Experts(nn.Module):
         taken = words.new_zeros(wasted + 1, words.shape[1])
         taken = taken.index_copy(0, slots, words.repeat(self.choices, 1))
         taken = taken[:wasted].view(self.experts, capacity, -1)
-        made = torch.bmm(functional.gelu(torch.bmm(taken, self.up)), self.down)
-        made = functional.pad(made.flatten(0, 1), (0, 0, 0, 1))
-        parts = made.index_select(0, slots).unflatten(0, (self.choices, -1))
+        outputs = torch.bmm(functional.gelu(torch.bmm(taken, self.up)), self.down)
+        outputs = functional.pad(outputs.flatten(0, 1), (0, 0, 0, 1))
+        parts = outputs.index_select(0, slots).unflatten(0, (self.choices, -1))
         weights = weights / weights.sum(1, keepdim=True)
         out = (parts * weights.t().unsqueeze(2)).sum(0)
         balance = self.experts * (first * chances.mean(0)).sum()
         return out.view_as(x), balance
 
     def slots(self, chosen: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each choice's slot, all first choices before all second; and experts' shares of first."""
+        """Return each choice's slot, all first choices before all second, and experts' shares of
+        the first."""
         numbers = torch.arange(self.experts, device=chosen.device)
         wants = chosen.t().flatten() == numbers.unsqueeze(1)
         order = (wants.cumsum(1, dtype=torch.int32) * wants).sum(0) - 1
@@ -193,84 +171,39 @@ class ExpertBlock(Block):
         return x + out, balance
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(GPT2):
     """Blocks of GPT-2 and blocks with experts in turn."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.words = nn.Embedding(config.words, config.width)
-        self.places = nn.Embedding(config.length, config.width)
+    def make_blocks(self, config: Config) -> nn.Module:
         pairs = range(config.layers // 2)
-        self.dense = nn.ModuleList(Block(config.width, config.heads) for _ in pairs)
-        self.expert = nn.ModuleList(ExpertBlock(config) for _ in pairs)
-        self.norm = nn.LayerNorm(config.width)
-        for table in (self.words, self.places):
-            nn.init.normal_(table.weight, std=0.02)
+        dense = nn.ModuleList(Block(config.width, config.heads) for _ in pairs)
+        return nn.ModuleList((dense, nn.ModuleList(ExpertBlock(config) for _ in pairs)))
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
-        balances = []
-        for dense, expert in zip(self.dense, self.expert, strict=True):
+        x, balances = self.embed(ids), []
+        for dense, expert in zip(*self.blocks, strict=True):
             x, balance = expert(dense(x))
             balances.append(balance)
-        return functional.linear(self.norm(x), self.words.weight), torch.stack(balances).mean()
+        return self.score(x), torch.stack(balances).mean()
 
 
-def build_moe(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(MixtureOfExperts(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.1)
-    texts = make_texts(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        ids = texts[number % len(texts)]
-        logits, balance = model(ids[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-        loss = loss + BALANCE * balance
-        return descend(optimizer, loss)
-
-    return step
+def balanced_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    logits, balance = model(ids[:, :-1])
+    return words_loss(logits, ids[:, 1:]) + BALANCE * balance
 
 
 GLAM = {
-    "batch": 8,
-    "batches": 8,  # that training goes round
-    "length": 1024,
-    "words": 50257,
-    "known": 1000,  # that texts use
-    "width": 768,
-    "heads": 12,
-    "layers": 12,
-    "experts": 64,
-    "choices": 2,
-    "capacity_factor": 1.25,
-    "lr": 6e-4,
-}
-MOE_TINY = {
-    "length": 32,
-    "words": 64,
-    "known": 64,
-    "width": 64,
-    "heads": 4,
-    "layers": 2,
-    "experts": 4,
-    "lr": 3e-3,
-}
+    "batch": 8, "batches": 8, "length": 1024, "words": 50257, "known": 1000, "width": 768,
+    "heads": 12, "layers": 12, "experts": 64, "choices": 2, "capacity_factor": 1.25, "lr": 6e-4,
+}  # fmt: skip
 MOE_WORKLOAD = TrainingWorkload(
     name="moe",
     task="language model",
     source="Du et al., GLaM: Efficient Scaling of Language Models, 2021 (0.1B/64E, 1.9 B)",
     samples="texts",
-    sizes={
-        "tiny": {**GLAM, **MOE_TINY},
-        "small": {**GLAM, "length": 512, "experts": 8},
-        "paper": GLAM,
-    },
-    targets={
-        "tiny": Target(loss=2.0, steps=60),
-        "small": Target(loss=9.0, steps=60),
-        "paper": Target(loss=9.0, steps=60),
-    },
-    build=build_moe,
+    sizes=in_sizes(GLAM, tiny={**GPT2_TINY, "experts": 4}, small={"length": 512, "experts": 8}),
+    targets={"tiny": Target(2.0, 60), "small": Target(9.0, 60), "paper": Target(9.0, 60)},
+    build=train_on(make_texts, MixtureOfExperts, ADAMW, balanced_loss),
     tags=frozenset({"attention", "experts"}),
 )
 
@@ -293,24 +226,22 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(wide, width, bias=False)
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
         y = self.before_attention(x)
-        query = self._heads(self.query(y))
-        key, value = self._heads(self.key_value(y)).chunk(2, 1)
+        query, key_value = (
+            part.unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for part in (self.query(y), self.key_value(y))
+        )
+        key, value = key_value.chunk(2, 1)
         query, key = (rotate(part, angles).to(value.dtype) for part in (query, key))
         queries_per_key = query.shape[1] // key.shape[1]
         key, value = (part.repeat_interleave(queries_per_key, 1) for part in (key, value))
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.join(mixed.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.join(attend(query, key, value, is_causal=True))
         y = self.before_feed(x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.size)).transpose(1, 2)
-
 
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Each pair of features by an angle that grows with the position."""
+    """Turn each pair of features by an angle that grows with the position."""
     a, b = x.chunk(2, -1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
@@ -337,59 +268,22 @@ class Llama(nn.Module):
         return logits
 
 
-def build_llama(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(Llama(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.1)
-    return train_language_model(model, optimizer, make_texts(config, place))
-
-
 LLAMA = {
-    "batch": 8,
-    "batches": 8,
-    "length": 512,
-    "words": 16384,
-    "known": 1000,  # words that occur
-    "width": 768,
-    "heads": 12,
-    "shared_heads": 4,
-    "layers": 10,
-    "lr": 6e-4,
-}
-LLAMA_TINY = {
-    "length": 32,
-    "words": 64,
-    "known": 64,
-    "width": 64,
-    "heads": 4,
-    "shared_heads": 2,
-    "layers": 2,
-}
+    "batch": 8, "batches": 8, "length": 512, "words": 16384, "known": 1000, "width": 768,
+    "heads": 12, "shared_heads": 4, "layers": 10, "lr": 6e-4,
+}  # fmt: skip
+LLAMA_2_7B = {
+    "batch": 2, "length": 4096, "words": 32000, "width": 4096, "heads": 32, "shared_heads": 8,
+    "layers": 32, "lr": 3e-4,
+}  # fmt: skip
 LLAMA_WORKLOAD = TrainingWorkload(
     name="llama",
     task="language model",
     source="Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models, 2023",
     samples="texts",
-    sizes={
-        "tiny": {**LLAMA, **LLAMA_TINY, "lr": 3e-3},
-        "small": LLAMA,
-        "paper": {
-            **LLAMA,
-            "batch": 2,
-            "length": 4096,
-            "words": 32000,
-            "width": 4096,
-            "heads": 32,
-            "shared_heads": 8,
-            "layers": 32,
-            "lr": 3e-4,
-        },
-    },
-    targets={
-        "tiny": Target(loss=2.0, steps=60),
-        "small": Target(loss=8.0, steps=60),
-        "paper": Target(loss=9.0, steps=60),
-    },
-    build=build_llama,
+    sizes=in_sizes(LLAMA, tiny={**GPT2_TINY, "shared_heads": 2}, paper=LLAMA_2_7B),
+    targets={"tiny": Target(2.0, 60), "small": Target(8.0, 60), "paper": Target(9.0, 60)},
+    build=train_on(make_texts, Llama, ADAMW, next_word_loss),
     tags=frozenset({"attention", "extra"}),
 )
 
@@ -422,62 +316,26 @@ class LinearAttentionBlock(nn.Module):
         return x + self.down(functional.relu(self.up(self.before_feed(x))).square())
 
 
-class LinearAttentionModel(nn.Module):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.words = nn.Embedding(config.words, config.width)
-        self.blocks = nn.Sequential(*(LinearAttentionBlock(config) for _ in range(config.layers)))
-        self.norm = nn.RMSNorm(config.width)
-        self.head = nn.Linear(config.width, config.words, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.norm(self.blocks(self.words(ids))))
-        return logits
-
-
-def build_linear_attention(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(LinearAttentionModel(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-    return train_language_model(model, optimizer, make_texts(config, place))
+def linear_attention_model(config: Config) -> nn.Module:
+    return nn.Sequential(
+        nn.Embedding(config.words, config.width),
+        *(LinearAttentionBlock(config) for _ in range(config.layers)),
+        nn.RMSNorm(config.width),
+        nn.Linear(config.width, config.words, bias=False),
+    )
 
 
 LINEAR = {
-    "batch": 8,
-    "batches": 8,
-    "length": 1024,
-    "chunk": 64,
-    "words": 16384,
-    "known": 1000,  # words that occur
-    "width": 512,
-    "heads": 8,
-    "layers": 8,
-    "lr": 6e-4,
-}
-LINEAR_ATTENTION_TINY = {
-    "length": 32,
-    "chunk": 8,
-    "words": 64,
-    "known": 64,
-    "width": 64,
-    "heads": 4,
-    "layers": 2,
-    "lr": 3e-3,
-}
+    "batch": 8, "batches": 8, "length": 1024, "chunk": 64, "words": 16384, "known": 1000,
+    "width": 512, "heads": 8, "layers": 8, "lr": 6e-4,
+}  # fmt: skip
 LINEAR_ATTENTION_WORKLOAD = TrainingWorkload(
     name="linear-attention",
     task="language model",
     source="Katharopoulos et al., Transformers are RNNs, 2020",
     samples="texts",
-    sizes={
-        "tiny": {**LINEAR, **LINEAR_ATTENTION_TINY},
-        "small": LINEAR,
-        "paper": {**LINEAR, "length": 4096, "layers": 16},
-    },
-    targets={
-        "tiny": Target(loss=2.0, steps=60),
-        "small": Target(loss=8.0, steps=60),
-        "paper": Target(loss=8.0, steps=60),
-    },
-    build=build_linear_attention,
+    sizes=in_sizes(LINEAR, tiny={**GPT2_TINY, "chunk": 8}, paper={"length": 4096, "layers": 16}),
+    targets={"tiny": Target(2.0, 60), "small": Target(8.0, 60), "paper": Target(8.0, 60)},
+    build=train_on(make_texts, linear_attention_model, torch.optim.AdamW, next_word_loss),
     tags=frozenset({"attention", "extra"}),
 )

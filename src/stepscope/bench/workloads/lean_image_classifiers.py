@@ -5,17 +5,21 @@ MobileNet-v3 by depthwise convolutions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
-from stepscope.bench.workloads.image_classifiers import (
+from stepscope.bench.workloads.building_blocks import (
+    in_sizes,
     initialize_convolutions,
-    make_stripes,
-    train_classifier,
+    lean_convolution,
+    train_on,
+    whole_eights,
 )
+from stepscope.bench.workloads.image_classifiers import make_stripes
 
 # Inception-v3: which way noisy stripes run; parallel paths, joined, and a second head midway.
 
@@ -177,41 +181,23 @@ def build_inception_v3(config: Config, place: TrainingPlace) -> Step:
     return step
 
 
+# The width is in sixteenths of the published one. An image of 139 pixels is the smallest whose
+# auxiliary head has the five pixels that it needs.
 INCEPTION_V3 = {
-    "batch": 64,
-    "batches": 4,
-    "image": 299,
-    "classes": 1000,  # of which the first `directions` occur
-    "directions": 16,
-    "sixteenths": 16,  # of the published width
-    "auxiliary_stride": 3,
-    "dropout": 0.2,
-    "lr": 0.045,
-}
+    "batch": 64, "batches": 4, "image": 299, "classes": 1000, "directions": 16, "sixteenths": 16,
+    "auxiliary_stride": 3, "dropout": 0.2, "lr": 0.045,
+}  # fmt: skip
 INCEPTION_TINY = {
-    "batch": 6,
-    "image": 139,  # the smallest whose auxiliary head has the five pixels that it needs
-    "classes": 16,
-    "directions": 4,
-    "sixteenths": 1,
-    "auxiliary_stride": 1,
-    "lr": 0.02,
-}
+    "batch": 6, "image": 139, "classes": 16, "directions": 4, "sixteenths": 1,
+    "auxiliary_stride": 1, "lr": 0.02,
+}  # fmt: skip
 INCEPTION_V3_WORKLOAD = TrainingWorkload(
     name="inception-v3",
     task="image classification",
     source="Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2016",
     samples="images",
-    sizes={
-        "tiny": {**INCEPTION_V3, **INCEPTION_TINY},
-        "small": INCEPTION_V3,
-        "paper": {**INCEPTION_V3, "batch": 128},
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=40),
-        "small": Target(loss=6.2, steps=60),
-        "paper": Target(loss=6.2, steps=60),
-    },
+    sizes=in_sizes(INCEPTION_V3, tiny=INCEPTION_TINY, paper={"batch": 128}),
+    targets={"tiny": Target(1.0, 40), "small": Target(6.2, 60), "paper": Target(6.2, 60)},
     build=build_inception_v3,
     tags=frozenset({"convolutional"}),
 )
@@ -265,14 +251,14 @@ class InvertedResidual(nn.Module):
     ) -> None:
         super().__init__()
         activation = nn.Hardswish if swish else nn.ReLU
-        widen = (*convolution(inputs, wide, 1), activation()) if wide != inputs else ()
+        widen = (*lean_convolution(inputs, wide, 1), activation()) if wide != inputs else ()
         gate = (SqueezeExcite(wide),) if gated else ()
         self.path = nn.Sequential(
             *widen,
-            *convolution(wide, wide, size, stride, groups=wide),
+            *lean_convolution(wide, wide, size, stride, groups=wide),
             *gate,
             activation(),
-            *convolution(wide, outputs, 1),
+            *lean_convolution(wide, outputs, 1),
         )
         self.same = inputs == outputs and stride == 1
 
@@ -291,14 +277,14 @@ class MobileNetV3(nn.Module):
             return whole_eights(channels * config.width)
 
         inputs = scaled(16)
-        layers = [*convolution(3, inputs, 3, 2), nn.Hardswish()]
+        layers = [*lean_convolution(3, inputs, 3, 2), nn.Hardswish()]
         for size, wide, outputs, gated, swish, stride in BLOCKS:
             layers.append(
                 InvertedResidual(inputs, scaled(wide), scaled(outputs), size, gated, swish, stride)
             )
             inputs = scaled(outputs)
         last = scaled(960)
-        self.features = nn.Sequential(*layers, *convolution(inputs, last, 1), nn.Hardswish())
+        self.features = nn.Sequential(*layers, *lean_convolution(inputs, last, 1), nn.Hardswish())
         hidden = scaled(1280)
         self.head = nn.Sequential(
             nn.Linear(last, hidden),
@@ -313,59 +299,21 @@ class MobileNetV3(nn.Module):
         return x
 
 
-def whole_eights(channels: float) -> int:
-    """The nearest multiple of eight, at least eight, never under nine tenths of `channels`."""
-    rounded = max(8, int(channels + 4) // 8 * 8)
-    return rounded if rounded >= 0.9 * channels else rounded + 8
-
-
-def convolution(
-    inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1
-) -> tuple[nn.Module, ...]:
-    layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
-    return layer, nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
-
-
-def build_mobilenet_v3(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(MobileNetV3(config))
-    optimizer = torch.optim.RMSprop(
-        model.parameters(), lr=config.lr, alpha=0.9, momentum=0.9, weight_decay=1e-5
-    )
-    return train_classifier(model, optimizer, make_stripes(config, place))
-
-
+RMSPROP = partial(torch.optim.RMSprop, alpha=0.9, momentum=0.9, weight_decay=1e-5)
 MOBILENET_LARGE = {
-    "batch": 128,
-    "batches": 4,
-    "image": 224,
-    "classes": 1000,  # of which the first `directions` occur
-    "directions": 16,
-    "width": 1.0,
+    "batch": 128, "batches": 4, "image": 224, "classes": 1000, "directions": 16, "width": 1.0,
     "lr": 1e-4,
-}
+}  # fmt: skip
 MOBILENET_TINY = {
-    "batch": 16,
-    "image": 32,
-    "classes": 16,
-    "directions": 4,
-    "width": 0.25,
-    "lr": 5e-4,
-}
+    "batch": 16, "image": 32, "classes": 16, "directions": 4, "width": 0.25, "lr": 5e-4,
+}  # fmt: skip
 MOBILENET_V3_LARGE_WORKLOAD = TrainingWorkload(
     name="mobilenet-v3-large",
     task="image classification",
     source="Howard et al., Searching for MobileNetV3, 2019 (large, width 1.0)",
     samples="images",
-    sizes={
-        "tiny": {**MOBILENET_LARGE, **MOBILENET_TINY},
-        "small": MOBILENET_LARGE,
-        "paper": {**MOBILENET_LARGE, "batch": 512},
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=40),
-        "small": Target(loss=6.2, steps=60),
-        "paper": Target(loss=6.2, steps=60),
-    },
-    build=build_mobilenet_v3,
+    sizes=in_sizes(MOBILENET_LARGE, tiny=MOBILENET_TINY, paper={"batch": 512}),
+    targets={"tiny": Target(1.0, 40), "small": Target(6.2, 60), "paper": Target(6.2, 60)},
+    build=train_on(make_stripes, MobileNetV3, RMSPROP),
     tags=frozenset({"convolutional"}),
 )

@@ -5,7 +5,7 @@ anchors, and which object an anchor is to find.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,12 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
-from stepscope.bench.workloads.lean_image_classifiers import convolution, whole_eights
+from stepscope.bench.workloads.building_blocks import (
+    in_batches,
+    in_sizes,
+    lean_convolution,
+    whole_eights,
+)
 
 # What the detectors share: made-up scenes, anchors, and which object an anchor is to find.
 #
@@ -31,15 +36,15 @@ class Scenes:
     kinds: torch.Tensor  # (batch, objects)
 
 
-def make_scenes(config: Config, place: TrainingPlace) -> list[Scenes]:
+@in_batches
+def make_scenes(config: Config, draw: torch.Generator) -> Iterator[Scenes]:
     """Objects on noise: colour and form follow from the kind; later ones cover earlier ones."""
-    draw, device = place.generator(), place.device
+    device = draw.device
     count, size = (config.batch, config.objects), (config.image_height, config.image_width)
     edge = torch.tensor([config.image_width, config.image_height], device=device)
     across = torch.arange(config.image_width, device=device) + 0.5
     down = torch.arange(config.image_height, device=device)[:, None] + 0.5
-    scenes = []
-    for _ in range(config.batches):
+    while True:
         kinds = torch.randint(config.kinds, count, generator=draw, device=device)
         extent = (0.15 + 0.35 * torch.rand((*count, 2), generator=draw, device=device)) * edge
         corner = torch.rand((*count, 2), generator=draw, device=device) * (edge - extent)
@@ -51,8 +56,7 @@ def make_scenes(config: Config, place: TrainingPlace) -> list[Scenes]:
             covered = inside(across, down, boxes[:, at, :, None, None], kinds[:, at, None, None])
             paint = covered[:, None] * colours[:, at, :, None, None]
             images = torch.where(covered[:, None], 0.5 * images + paint, images)
-        scenes.append(Scenes(images, boxes, kinds))
-    return scenes
+        yield Scenes(images, boxes, kinds)
 
 
 def inside(
@@ -195,9 +199,9 @@ class GatedBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, size: int, expansion: int, stride: int) -> None:
         super().__init__()
         wide, squeezed = inputs * expansion, max(1, inputs // 4)
-        widen = (*convolution(inputs, wide, 1), nn.SiLU()) if expansion > 1 else ()
-        each = convolution(wide, wide, size, stride, groups=wide)
-        self.widen = nn.Sequential(*widen, *each, nn.SiLU())
+        widen = (*lean_convolution(inputs, wide, 1), nn.SiLU()) if expansion > 1 else ()
+        depthwise = lean_convolution(wide, wide, size, stride, groups=wide)
+        self.widen = nn.Sequential(*widen, *depthwise, nn.SiLU())
         self.gate = nn.Sequential(
             nn.AdaptiveAvgPool2d(1),
             nn.Conv2d(wide, squeezed, 1),
@@ -205,7 +209,7 @@ class GatedBlock(nn.Module):
             nn.Conv2d(squeezed, wide, 1),
             nn.Sigmoid(),
         )
-        self.narrow = nn.Sequential(*convolution(wide, outputs, 1))
+        self.narrow = nn.Sequential(*lean_convolution(wide, outputs, 1))
         self.same = inputs == outputs and stride == 1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -289,7 +293,7 @@ class EfficientDet(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         inputs = whole_eights(32 * config.width)
-        self.stem = nn.Sequential(*convolution(3, inputs, 3, 2), nn.SiLU())
+        self.stem = nn.Sequential(*lean_convolution(3, inputs, 3, 2), nn.SiLU())
         self.stages, widths = nn.ModuleList(), []
         for size, expansion, channels, repeats, stride, is_output in STAGES:
             outputs, blocks = whole_eights(channels * config.width), []
@@ -357,21 +361,13 @@ def build_efficientdet(config: Config, place: TrainingPlace) -> Step:
     return step
 
 
+# Of the classes only `kinds` occur; `width` is EfficientNet's multiplier; no block is repeated more
+# than `most_repeats` times.
 D0 = {
-    "batch": 16,
-    "batches": 4,  # that training goes round
-    "image_height": 512,
-    "image_width": 512,
-    "objects": 8,
-    "kinds": 20,  # that occur
-    "classes": 90,
-    "width": 1.0,  # EfficientNet's multiplier
-    "most_repeats": 4,  # of a block
-    "pyramid_width": 64,
-    "pyramids": 3,
-    "head_depth": 3,
-    "lr": 0.02,
-}
+    "batch": 16, "batches": 4, "image_height": 512, "image_width": 512, "objects": 8, "kinds": 20,
+    "classes": 90, "width": 1.0, "most_repeats": 4, "pyramid_width": 64, "pyramids": 3,
+    "head_depth": 3, "lr": 0.02,
+}  # fmt: skip
 EFFICIENTDET_TINY = {
     "batch": 4, "image_height": 128, "image_width": 128, "objects": 3, "kinds": 4, "classes": 4,
     "width": 0.25, "most_repeats": 1, "pyramid_width": 16, "pyramids": 1, "head_depth": 1,
@@ -382,16 +378,8 @@ EFFICIENTDET_WORKLOAD = TrainingWorkload(
     task="object detection",
     source="Tan et al., EfficientDet, 2020 (D0, 3.9 M)",
     samples="images",
-    sizes={
-        "tiny": {**D0, **EFFICIENTDET_TINY},
-        "small": D0,
-        "paper": {**D0, "batch": 128, "lr": 0.08},
-    },
-    targets={
-        "tiny": Target(loss=1.4, steps=40),
-        "small": Target(loss=2.0, steps=60),
-        "paper": Target(loss=2.0, steps=60),
-    },
+    sizes=in_sizes(D0, tiny=EFFICIENTDET_TINY, paper={"batch": 128, "lr": 0.08}),
+    targets={"tiny": Target(1.4, 40), "small": Target(2.0, 60), "paper": Target(2.0, 60)},
     build=build_efficientdet,
     tags=frozenset({"convolutional", "detection"}),
 )

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
+from stepscope.bench.workloads.building_blocks import convolution, in_sizes
 
 # Advantage actor-critic: a paddle that must stay under falling balls, seen as pixels only.
 #
@@ -135,29 +136,19 @@ def build_actor_critic(config: Config, place: TrainingPlace) -> Step:
     return step
 
 
-A3C = {
-    "batch": 256,  # games at once
-    "moves": 20,  # of each, in a step
-    "screen": 84,
-    "width": 16,
-    "discount": 0.9,
-    "lr": 1e-3,
-}
+# A batch is of games that are played at once, with so many `moves` of each in a step.
+A3C = {"batch": 256, "moves": 20, "screen": 84, "width": 16, "discount": 0.9, "lr": 1e-3}
 ACTOR_CRITIC_WORKLOAD = TrainingWorkload(
     name="actor-critic",
     task="reinforcement learning",
     source="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, 2016 (feed-forward)",
     samples="rollouts",
-    sizes={
-        "tiny": {**A3C, "batch": 32, "moves": 5, "screen": 36, "width": 8, "lr": 3e-3},
-        "small": A3C,
-        "paper": {**A3C, "batch": 16, "moves": 5},
-    },
-    targets={
-        "tiny": Target(loss=0.55, steps=60),
-        "small": Target(loss=0.6, steps=60),
-        "paper": Target(loss=0.65, steps=60),
-    },
+    sizes=in_sizes(
+        A3C,
+        tiny={"batch": 32, "moves": 5, "screen": 36, "width": 8, "lr": 3e-3},
+        paper={"batch": 16, "moves": 5},
+    ),
+    targets={"tiny": Target(0.55, 60), "small": Target(0.6, 60), "paper": Target(0.65, 60)},
     build=build_actor_critic,
     tags=frozenset({"convolutional", "reinforcement"}),
 )
@@ -251,9 +242,8 @@ class ResidualTower(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.path = nn.Sequential(
-            board_layer(width, width, 3), nn.ReLU(), board_layer(width, width, 3)
-        )
+        first, second = convolution(width, width, 3), convolution(width, width, 3)
+        self.path = nn.Sequential(*first, nn.ReLU(), *second)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(x + self.path(x))
@@ -266,12 +256,12 @@ class GoNet(nn.Module):
         super().__init__()
         width, points = config.width, config.board**2
         blocks = (ResidualTower(width) for _ in range(config.blocks))
-        self.tower = nn.Sequential(board_layer(PLANES, width, 3), nn.ReLU(), *blocks)
+        self.tower = nn.Sequential(*convolution(PLANES, width, 3), nn.ReLU(), *blocks)
         self.policy = nn.Sequential(
-            board_layer(width, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(2 * points, points + 1)
+            *convolution(width, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(2 * points, points + 1)
         )
         self.value = nn.Sequential(
-            board_layer(width, 1, 1),
+            *convolution(width, 1, 1),
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(points, width),
@@ -282,11 +272,6 @@ class GoNet(nn.Module):
     def forward(self, planes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = self.tower(planes)
         return self.policy(x).float(), self.value(x).float().tanh().squeeze(1)
-
-
-def board_layer(inputs: int, outputs: int, size: int) -> nn.Sequential:
-    layer = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
-    return nn.Sequential(layer, nn.BatchNorm2d(outputs))
 
 
 def self_play(model: nn.Module, games: GoGames, moves: int) -> tuple[torch.Tensor, ...]:
@@ -327,38 +312,23 @@ def build_minigo(config: Config, place: TrainingPlace) -> Step:
 
 
 ALPHAGO_ZERO = {
-    "batch": 16,  # games at once
-    "moves": 4,  # of each, in a step
-    "steps_of_a_game": 60,
-    "board": 19,
-    "width": 256,
-    "blocks": 19,
+    "batch": 16, "moves": 4, "steps_of_a_game": 60, "board": 19, "width": 256, "blocks": 19,
     "lr": 1e-3,
-}
+}  # fmt: skip
 MINIGO_TINY = {
-    "batch": 32,
-    "moves": 4,
-    "steps_of_a_game": 6,
-    "board": 5,
-    "width": 16,
-    "blocks": 2,
-    "lr": 1e-2,
-}
+    "batch": 32, "moves": 4, "steps_of_a_game": 6, "board": 5, "width": 16, "blocks": 2, "lr": 1e-2,
+}  # fmt: skip
 MINIGO_WORKLOAD = TrainingWorkload(
     name="minigo",
     task="reinforcement learning",
     source="Silver et al., Mastering the Game of Go without Human Knowledge, 2017 (19 blocks)",
     samples="games",
-    sizes={
-        "tiny": {**ALPHAGO_ZERO, **MINIGO_TINY},
-        "small": ALPHAGO_ZERO,
-        "paper": {**ALPHAGO_ZERO, "batch": 256, "moves": 8, "steps_of_a_game": 30},
-    },
-    targets={
-        "tiny": Target(loss=3.42, steps=60),
-        "small": Target(loss=6.2, steps=60),
-        "paper": Target(loss=6.2, steps=60),
-    },
+    sizes=in_sizes(
+        ALPHAGO_ZERO,
+        tiny=MINIGO_TINY,
+        paper={"batch": 256, "moves": 8, "steps_of_a_game": 30},
+    ),
+    targets={"tiny": Target(3.42, 60), "small": Target(6.2, 60), "paper": Target(6.2, 60)},
     build=build_minigo,
     tags=frozenset({"convolutional", "reinforcement"}),
 )

@@ -5,13 +5,25 @@ words, a recurrent network over a long stream of bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
+from stepscope.bench.workload import Config, Target, TrainingPlace, TrainingWorkload
+from stepscope.bench.workloads.building_blocks import (
+    Labelled,
+    attend,
+    class_loss,
+    feed_forward,
+    in_batches,
+    in_sizes,
+    train_on,
+    words_loss,
+)
 from stepscope.bench.workloads.language_models import make_texts
 
 # Translation with LSTM layers: the decoder attends to the source at every word, in a loop.
@@ -73,68 +85,37 @@ class TranslationLSTM(nn.Module):
         return self.output(self.decoder(self.target_words(target), outputs, hidden, memory))
 
 
-def make_pairs(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Source and target: the target has, word for word, the vocabulary in reverse."""
+def make_pairs(config: Config, place: TrainingPlace) -> list[Labelled]:
+    """Return source and target: the target has, word for word, the vocabulary in reverse."""
     sources = (ids[:, 1:] for ids in make_texts(config, place))
     return [(source, config.known - 1 - source) for source in sources]
 
 
-def shift(target: torch.Tensor) -> torch.Tensor:
-    """The decoder sees the words before the one that it predicts."""
-    return functional.pad(target[:, :-1], (1, 0), value=START)
-
-
-def build_nmt_lstm(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(TranslationLSTM(config))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    pairs = make_pairs(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        source, target = pairs[number % len(pairs)]
-        logits = model(source, shift(target))
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
-        return descend(optimizer, loss, clip=5.0)
-
-    return step
+def translation_loss(
+    model: nn.Module, batch: Labelled, *, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Compare each word with what the decoder says after the words before it."""
+    source, target = batch
+    before = functional.pad(target[:, :-1], (1, 0), value=START)
+    return words_loss(model(source, before), target, label_smoothing=label_smoothing)
 
 
 LUONG = {
-    "batch": 128,
-    "batches": 8,  # that training goes round
-    "length": 50,
-    "words": 50000,
-    "known": 1000,  # that texts use
-    "width": 1000,
-    "layers": 4,
-    "dropout": 0.2,
-    "lr": 1e-3,
-}
+    "batch": 128, "batches": 8, "length": 50, "words": 50000, "known": 1000, "width": 1000,
+    "layers": 4, "dropout": 0.2, "lr": 1e-3,
+}  # fmt: skip
 NMT_LSTM_TINY = {
-    "batch": 16,
-    "length": 8,
-    "words": 32,
-    "known": 32,
-    "width": 64,
-    "layers": 2,
-    "lr": 5e-3,
+    "batch": 16, "length": 8, "words": 32, "known": 32, "width": 64, "layers": 2, "lr": 5e-3,
     "dropout": 0.0,
-}
+}  # fmt: skip
 NMT_LSTM_WORKLOAD = TrainingWorkload(
     name="nmt-lstm",
     task="translation",
     source="Luong et al., Effective Approaches to Attention-based Neural Machine Translation, 2015",
     samples="sentences",
-    sizes={
-        "tiny": {**LUONG, **NMT_LSTM_TINY},
-        "small": {**LUONG, "batch": 64, "length": 25},
-        "paper": LUONG,
-    },
-    targets={
-        "tiny": Target(loss=1.2, steps=60),
-        "small": Target(loss=9.0, steps=60),
-        "paper": Target(loss=9.0, steps=60),
-    },
-    build=build_nmt_lstm,
+    sizes=in_sizes(LUONG, tiny=NMT_LSTM_TINY, small={"batch": 64, "length": 25}),
+    targets={"tiny": Target(1.2, 60), "small": Target(9.0, 60), "paper": Target(9.0, 60)},
+    build=train_on(make_pairs, TranslationLSTM, loss=translation_loss, clip=5.0),
     tags=frozenset({"recurrent", "attention"}),
 )
 
@@ -156,10 +137,8 @@ class MultiHeadAttention(nn.Module):
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in (self.query(x), self.key(seen), self.value(seen))
         )
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, dropout_p=self.dropout if self.training else 0.0, is_causal=causal
-        )
-        return self.join(mixed.transpose(1, 2).flatten(2))
+        dropout = self.dropout if self.training else 0.0
+        return self.join(attend(query, key, value, dropout_p=dropout, is_causal=causal))
 
 
 class EncoderLayer(nn.Module):
@@ -167,9 +146,9 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: Config, activation: nn.Module) -> None:
         super().__init__()
-        width, inner = config.width, 4 * config.width
+        width = config.width
         self.attention = MultiHeadAttention(width, config.heads, config.attention_dropout)
-        self.feed = nn.Sequential(nn.Linear(width, inner), activation, nn.Linear(inner, width))
+        self.feed = feed_forward(width, 4 * width, activation)
         self.after_attention, self.after_feed = nn.LayerNorm(width), nn.LayerNorm(width)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -221,65 +200,34 @@ class TranslationTransformer(nn.Module):
 
 
 def waves(length: int, width: int) -> torch.Tensor:
-    """Where a word stands: sines and cosines from fast to slow."""
+    """Write where a word stands as sines and cosines from fast to slow."""
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
     angles = torch.arange(length)[:, None] * rates
     return torch.stack((angles.sin(), angles.cos()), 2).flatten(1)
 
 
-def build_transformer(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(TranslationTransformer(config))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, betas=(0.9, 0.98), eps=1e-9)
-    pairs = make_pairs(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        source, target = pairs[number % len(pairs)]
-        logits = model(source, shift(target)).flatten(0, 1).float()
-        loss = functional.cross_entropy(logits, target.flatten(), label_smoothing=0.1)
-        return descend(optimizer, loss)
-
-    return step
-
-
+# A batch has 25 000 words of source and of target.
 BASE = {
-    "batch": 784,  # 25 000 words of source and of target
-    "batches": 4,  # that training goes round
-    "length": 32,
-    "words": 37000,
-    "known": 1000,  # that texts use
-    "width": 512,
-    "heads": 8,
-    "layers": 6,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "lr": 2e-4,
-}
+    "batch": 784, "batches": 4, "length": 32, "words": 37000, "known": 1000, "width": 512,
+    "heads": 8, "layers": 6, "dropout": 0.1, "attention_dropout": 0.0, "lr": 2e-4,
+}  # fmt: skip
 TRANSFORMER_TINY = {
-    "batch": 32,
-    "length": 8,
-    "words": 32,
-    "known": 32,
-    "width": 64,
-    "heads": 4,
-    "layers": 2,
+    "batch": 32, "length": 8, "words": 32, "known": 32, "width": 64, "heads": 4, "layers": 2,
     "lr": 3e-3,
-}
+}  # fmt: skip
 TRANSFORMER_WORKLOAD = TrainingWorkload(
     name="transformer",
     task="translation",
     source="Vaswani et al., Attention Is All You Need, 2017 (base model)",
     samples="sentences",
-    sizes={
-        "tiny": {**BASE, **TRANSFORMER_TINY},
-        "small": {**BASE, "batch": 128},
-        "paper": BASE,
-    },
-    targets={
-        "tiny": Target(loss=1.5, steps=60),
-        "small": Target(loss=9.0, steps=60),
-        "paper": Target(loss=9.0, steps=60),
-    },
-    build=build_transformer,
+    sizes=in_sizes(BASE, tiny=TRANSFORMER_TINY, small={"batch": 128}),
+    targets={"tiny": Target(1.5, 60), "small": Target(9.0, 60), "paper": Target(9.0, 60)},
+    build=train_on(
+        make_pairs,
+        TranslationTransformer,
+        partial(torch.optim.Adam, betas=(0.9, 0.98), eps=1e-9),
+        partial(translation_loss, label_smoothing=0.1),
+    ),
     tags=frozenset({"attention"}),
 )
 
@@ -304,7 +252,9 @@ class Bert(nn.Module):
         self.masked = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
         self.word_bias = nn.Parameter(torch.zeros(config.words))
         self.follows = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
-        self.apply(_start_small)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
 
     def forward(
         self, ids: torch.Tensor, sentences: torch.Tensor, masked_at: torch.Tensor
@@ -315,11 +265,6 @@ class Bert(nn.Module):
         masked = x.gather(1, masked_at.unsqueeze(2).expand(-1, -1, x.shape[2]))
         words = functional.linear(self.masked(masked), self.words.weight, self.word_bias)
         return words, self.follows(x[:, 0])
-
-
-def _start_small(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
 
 
 class MaskedPairs(NamedTuple):
@@ -333,7 +278,7 @@ class MaskedPairs(NamedTuple):
 
 
 def make_batch(config: Config, draw: torch.Generator) -> MaskedPairs:
-    """A sentence has words of one topic; the sentence that follows has the same topic."""
+    """Draw sentences with words of one topic; the sentence that follows has the same topic."""
     pairs, length, half, device = config.batch, config.length, config.length // 2, draw.device
 
     def random(*shape: int) -> torch.Tensor:
@@ -353,66 +298,37 @@ def make_batch(config: Config, draw: torch.Generator) -> MaskedPairs:
     return MaskedPairs(ids.scatter(1, masked_at, MASK), sentences, masked_at, masked_words, follows)
 
 
-def build_bert(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(Bert(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.01)
-    draw = place.generator()
-    batches = [make_batch(config, draw) for _ in range(config.batches)]
-
-    def step(number: int) -> torch.Tensor:
-        batch = batches[number % len(batches)]
-        words, follows = model(batch.ids, batch.sentences, batch.masked_at)
-        loss = functional.cross_entropy(
-            words.flatten(0, 1).float(), batch.masked_words.flatten()
-        ) + functional.cross_entropy(follows.float(), batch.follows)
-        return descend(optimizer, loss)
-
-    return step
+def masked_loss(model: nn.Module, batch: MaskedPairs) -> torch.Tensor:
+    words, follows = model(batch.ids, batch.sentences, batch.masked_at)
+    which_follow = functional.cross_entropy(follows.float(), batch.follows)
+    return words_loss(words, batch.masked_words) + which_follow
 
 
+@in_batches
+def make_masked_pairs(config: Config, draw: torch.Generator) -> Iterator[MaskedPairs]:
+    while True:
+        yield make_batch(config, draw)
+
+
+build_bert = train_on(make_masked_pairs, Bert, torch.optim.AdamW, masked_loss)
+
+# The length is that of nine tenths of the published training.
 BERT_MEDIUM = {
-    "batch": 256,
-    "batches": 8,  # that training goes round
-    "length": 128,  # as in nine tenths of the published training
-    "masked": 20,
-    "words": 30522,
-    "known": 2000,  # that texts use
-    "topics": 16,
-    "width": 512,
-    "heads": 8,
-    "layers": 8,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
+    "batch": 256, "batches": 8, "length": 128, "masked": 20, "words": 30522, "known": 2000,
+    "topics": 16, "width": 512, "heads": 8, "layers": 8, "dropout": 0.1, "attention_dropout": 0.1,
     "lr": 2e-4,
-}
+}  # fmt: skip
 BERT_TINY = {
-    "batch": 16,
-    "length": 32,
-    "masked": 5,
-    "words": 67,
-    "known": 64,
-    "topics": 8,
-    "width": 64,
-    "heads": 4,
-    "layers": 2,
-    "attention_dropout": 0.0,
-    "lr": 2e-3,
-}
+    "batch": 16, "length": 32, "masked": 5, "words": 67, "known": 64, "topics": 8, "width": 64,
+    "heads": 4, "layers": 2, "attention_dropout": 0.0, "lr": 2e-3,
+}  # fmt: skip
 BERT_MEDIUM_WORKLOAD = TrainingWorkload(
     name="bert-medium",
     task="language model",
     source="Turc et al., Well-Read Students Learn Better, 2019 (BERT medium, 41.7 M)",
     samples="sentence pairs",
-    sizes={
-        "tiny": {**BERT_MEDIUM, **BERT_TINY},
-        "small": {**BERT_MEDIUM, "batch": 64},
-        "paper": BERT_MEDIUM,
-    },
-    targets={
-        "tiny": Target(loss=3.5, steps=60),
-        "small": Target(loss=10.0, steps=60),
-        "paper": Target(loss=10.0, steps=60),
-    },
+    sizes=in_sizes(BERT_MEDIUM, tiny=BERT_TINY, small={"batch": 64}),
+    targets={"tiny": Target(3.5, 60), "small": Target(10.0, 60), "paper": Target(10.0, 60)},
     build=build_bert,
     tags=frozenset({"attention"}),
 )
@@ -426,16 +342,8 @@ BERT_LARGE_WORKLOAD = TrainingWorkload(
     task="language model",
     source="Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2018 (340 M)",
     samples="sentence pairs",
-    sizes={
-        "tiny": {**BERT_LARGE, **BERT_TINY, "heads": 8, "layers": 3, "lr": 2e-3},
-        "small": {**BERT_LARGE, "batch": 16},
-        "paper": BERT_LARGE,
-    },
-    targets={
-        "tiny": Target(loss=3.5, steps=60),
-        "small": Target(loss=10.0, steps=60),
-        "paper": Target(loss=10.0, steps=60),
-    },
+    sizes=in_sizes(BERT_LARGE, tiny={**BERT_TINY, "heads": 8, "layers": 3}, small={"batch": 16}),
+    targets={"tiny": Target(3.5, 60), "small": Target(10.0, 60), "paper": Target(10.0, 60)},
     build=build_bert,
     tags=frozenset({"attention"}),
 )
@@ -449,63 +357,36 @@ RATES = 10  # classes: bits are one with a chance of 5%, 15% ... 95%
 class BitStreamRNN(nn.Module):
     """The last state of the stream gives the class."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.recurrent = nn.RNN(1, width, batch_first=True)
-        self.output = nn.Linear(width, RATES)
+        self.recurrent = nn.RNN(1, config.width, batch_first=True)
+        self.output = nn.Linear(config.width, RATES)
 
     def forward(self, bits: torch.Tensor) -> torch.Tensor:
         states, _ = self.recurrent(bits)
         return self.output(states[:, -1])
 
 
-def make_streams(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@in_batches
+def make_streams(config: Config, draw: torch.Generator) -> Iterator[Labelled]:
     """Bits whose rate of ones follows from the class."""
-    draw, device = place.generator(), place.device
-    streams = []
-    for _ in range(config.batches):
+    device = draw.device
+    while True:
         classes = torch.randint(RATES, (config.batch,), generator=draw, device=device)
         rates = (0.05 + classes / RATES).view(-1, 1, 1)
         bits = torch.rand((config.batch, config.length, 1), generator=draw, device=device) < rates
-        streams.append((bits.float(), classes))
-    return streams
+        yield bits.float(), classes
 
 
-def build_long_rnn(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(BitStreamRNN(config.width))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    streams = make_streams(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        bits, classes = streams[number % len(streams)]
-        loss = functional.cross_entropy(model(bits).float(), classes)
-        return descend(optimizer, loss, clip=1.0)  # a long stream's gradient can explode
-
-    return step
-
-
-BPPSA = {
-    "batch": 16,
-    "batches": 16,  # that training goes round
-    "length": 1000,
-    "width": 20,
-    "lr": 1e-2,
-}
+BPPSA = {"batch": 16, "batches": 16, "length": 1000, "width": 20, "lr": 1e-2}
 LONG_RNN_WORKLOAD = TrainingWorkload(
     name="long-rnn",
     task="classification of bit streams",
     source="Wang et al., BPPSA: Scaling Back-propagation by Parallel Scan Algorithm, 2020",
     samples="streams",
-    sizes={
-        "tiny": {**BPPSA, "batch": 64, "length": 64},
-        "small": {**BPPSA, "batch": 256},
-        "paper": BPPSA,
-    },
-    targets={
-        "tiny": Target(loss=2.0, steps=60),
-        "small": Target(loss=2.1, steps=60),
-        "paper": Target(loss=2.2, steps=60),
-    },
-    build=build_long_rnn,
+    sizes=in_sizes(BPPSA, tiny={"batch": 64, "length": 64}, small={"batch": 256}),
+    targets={"tiny": Target(2.0, 60), "small": Target(2.1, 60), "paper": Target(2.2, 60)},
+    # A long stream's gradient can explode.
+    build=train_on(make_streams, BitStreamRNN, loss=class_loss, clip=1.0),
     tags=frozenset({"recurrent"}),
 )

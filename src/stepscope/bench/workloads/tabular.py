@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload, descend
-from stepscope.bench.workloads.image_classifiers import train_classifier
+from stepscope.bench.workload import Config, Target, TrainingWorkload
+from stepscope.bench.workloads.building_blocks import (
+    Labelled,
+    in_batches,
+    in_sizes,
+    stacked,
+    train_on,
+)
+from stepscope.bench.workloads.graphs_and_points import labels_loss
 
 # DLRM: is the advertisement clicked? It follows from some of the numbers and of the categories.
 
@@ -24,14 +30,15 @@ def table_rows(config: Config) -> list[int]:
     return [min(rows, config.most_rows) for rows in CRITEO_ROWS]
 
 
-def perceptron(*widths: int) -> nn.Sequential:
-    """Every layer with a ReLU."""
-    layers: list[nn.Module] = []
-    for width, out in pairwise(widths):
-        layer = nn.Linear(width, out)
-        nn.init.xavier_normal_(layer.weight)
-        layers += [layer, nn.ReLU()]
-    return nn.Sequential(*layers)
+def perceptron(*widths: int) -> nn.Module:
+    """Return linear layers, each with a ReLU."""
+
+    def layer(width: int, out: int) -> tuple[nn.Module, ...]:
+        linear = nn.Linear(width, out)
+        nn.init.xavier_normal_(linear.weight)
+        return linear, nn.ReLU()
+
+    return stacked(widths, layer)
 
 
 class DLRM(nn.Module):
@@ -62,46 +69,27 @@ class DLRM(nn.Module):
         return scores
 
 
-def make_clicks(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, ...]]:
+@in_batches
+def make_clicks(config: Config, draw: torch.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
     """A click follows from three numbers and from whether three categories are odd or even."""
-    draw, device = place.generator(), place.device
+    device = draw.device
     rows = torch.tensor(table_rows(config), device=device)
-    clicks = []
-    for _ in range(config.batches):
+    while True:
         numbers = torch.randn(config.batch, NUMBERS, generator=draw, device=device)
         shape = (config.batch, len(rows), config.ids)
         drawn = torch.rand(shape, generator=draw, device=device, dtype=torch.float64)
         ids = (rows[:, None] * drawn**4).long()  # a few are common, most are rare
         parity = (ids[:, (5, 8, 13), 0] % 2 * 2 - 1).sum(1)
         clicked = (numbers[:, 0] + numbers[:, 1] - numbers[:, 2] + 0.5 * parity > 0).float()
-        clicks.append((numbers, ids, clicked))
-    return clicks
+        yield numbers, ids, clicked
 
 
-def build_dlrm(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(DLRM(config))
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=config.lr)
-    clicks = make_clicks(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        numbers, ids, clicked = clicks[number % len(clicks)]
-        scores = model(numbers, ids).float()
-        loss = functional.binary_cross_entropy_with_logits(scores, clicked)
-        return descend(optimizer, loss)
-
-    return step
-
-
+# Tables are cut to `most_rows`. A bag has so many `ids`: an advertisement's categories of one kind.
+# `spread` is that of the embeddings at the start.
 CRITEO_KAGGLE = {
-    "batch": 2048,
-    "batches": 8,  # that training goes round
-    "most_rows": max(CRITEO_ROWS),  # larger tables are cut to it
-    "ids": 1,  # in a bag: an advertisement's categories of one kind
-    "width": 16,
-    "hidden": 512,
-    "spread": 0.05,  # of the embeddings at the start
-    "lr": 0.01,
-}
+    "batch": 2048, "batches": 8, "most_rows": max(CRITEO_ROWS), "ids": 1, "width": 16,
+    "hidden": 512, "spread": 0.05, "lr": 0.01,
+}  # fmt: skip
 DLRM_SMALL = {"batch": 65_536, "most_rows": 1_000_000, "ids": 4}
 DLRM_TINY = {"batch": 64, "most_rows": 1000, "ids": 4, "hidden": 128, "batches": 32}
 DLRM_WORKLOAD = TrainingWorkload(
@@ -109,17 +97,9 @@ DLRM_WORKLOAD = TrainingWorkload(
     task="recommendation",
     source="Naumov et al., Deep Learning Recommendation Model, 2019; Criteo Kaggle (540 M)",
     samples="advertisements",
-    sizes={
-        "tiny": {**CRITEO_KAGGLE, **DLRM_TINY},
-        "small": {**CRITEO_KAGGLE, **DLRM_SMALL},
-        "paper": CRITEO_KAGGLE,
-    },
-    targets={
-        "tiny": Target(loss=0.5, steps=60),
-        "small": Target(loss=0.65, steps=60),
-        "paper": Target(loss=0.65, steps=60),
-    },
-    build=build_dlrm,
+    sizes=in_sizes(CRITEO_KAGGLE, tiny=DLRM_TINY, small=DLRM_SMALL),
+    targets={"tiny": Target(0.5, 60), "small": Target(0.65, 60), "paper": Target(0.65, 60)},
+    build=train_on(make_clicks, DLRM, torch.optim.Adagrad, labels_loss),
     tags=frozenset({"recommendation"}),
 )
 
@@ -138,10 +118,10 @@ class NeuMF(nn.Module):
         self.movies = nn.Embedding(config.movies, 3 * factors)
         for table in (self.users, self.movies):
             nn.init.normal_(table.weight, std=config.spread)
-        layers: list[nn.Module] = []
-        for width, out in pairwise((4 * factors, 4 * factors, 2 * factors, factors)):
-            layers += [nn.Linear(width, out), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
+        self.layers = stacked(
+            (4 * factors, 4 * factors, 2 * factors, factors),
+            lambda width, out: (nn.Linear(width, out), nn.ReLU()),
+        )
         self.score = nn.Linear(2 * factors, 1)
         self.factors = factors
 
@@ -155,61 +135,32 @@ class NeuMF(nn.Module):
         return scores
 
 
-def make_ratings(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, ...]]:
+@in_batches
+def make_ratings(config: Config, draw: torch.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
     """A user's or movie's taste is its number's remainder; every fifth movie is of the user's."""
-    draw, device = place.generator(), place.device
-    ratings = []
-    for _ in range(config.batches):
+    device = draw.device
+    while True:
         user = torch.randint(config.users, (config.batch,), generator=draw, device=device)
         movie = torch.randint(config.movies, (config.batch,), generator=draw, device=device)
         liked = movie - movie % config.tastes + user % config.tastes
         movie[::5] = liked[::5].remainder(config.movies)
         taken = (user % config.tastes == movie % config.tastes).float()
-        ratings.append((user, movie, taken))
-    return ratings
-
-
-def build_ncf(config: Config, place: TrainingPlace) -> Step:
-    model = place.put(NeuMF(config))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    ratings = make_ratings(config, place)
-
-    def step(number: int) -> torch.Tensor:
-        user, movie, taken = ratings[number % len(ratings)]
-        scores = model(user, movie).float()
-        loss = functional.binary_cross_entropy_with_logits(scores, taken)
-        return descend(optimizer, loss)
-
-    return step
+        yield user, movie, taken
 
 
 MOVIELENS_20M = {
-    "batch": 262_144,
-    "batches": 4,  # that training goes round
-    "users": 138_493,
-    "movies": 26_744,
-    "tastes": 8,
-    "factors": 64,
-    "spread": 0.1,  # of the embeddings at the start
-    "lr": 5e-3,
-}
+    "batch": 262_144, "batches": 4, "users": 138_493, "movies": 26_744, "tastes": 8, "factors": 64,
+    "spread": 0.1, "lr": 5e-3,
+}  # fmt: skip
 NCF_TINY = {"batch": 2048, "users": 512, "movies": 256, "factors": 16, "lr": 2e-2}
 NCF_WORKLOAD = TrainingWorkload(
     name="ncf",
     task="recommendation",
     source="He et al., Neural Collaborative Filtering, 2017; MovieLens 20M as in MLPerf 0.5",
     samples="ratings",
-    sizes={
-        "tiny": {**MOVIELENS_20M, **NCF_TINY},
-        "small": MOVIELENS_20M,
-        "paper": {**MOVIELENS_20M, "batch": 1_048_576},
-    },
-    targets={
-        "tiny": Target(loss=0.3, steps=60),
-        "small": Target(loss=0.6, steps=60),
-        "paper": Target(loss=0.6, steps=60),
-    },
-    build=build_ncf,
+    sizes=in_sizes(MOVIELENS_20M, tiny=NCF_TINY, paper={"batch": 1_048_576}),
+    targets={"tiny": Target(0.3, 60), "small": Target(0.6, 60), "paper": Target(0.6, 60)},
+    build=train_on(make_ratings, NeuMF, loss=labels_loss),
     tags=frozenset({"recommendation"}),
 )
 
@@ -233,53 +184,41 @@ class RowBlock(nn.Module):
         return x + self.path(x)
 
 
-def make_table(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@in_batches
+def make_table(config: Config, draw: torch.Generator) -> Iterator[Labelled]:
     """Rows of random numbers; the class is the largest of a few random sums of each row."""
-    draw, device = place.generator(), place.device
+    device, shape = draw.device, (config.batch, config.columns)
     sums = torch.randn((config.columns, config.classes), generator=draw, device=device)
-    shape = (config.batch, config.columns)
-    tables = [torch.randn(shape, generator=draw, device=device) for _ in range(config.batches)]
-    return [(rows, (rows @ sums).argmax(1)) for rows in tables]
+    while True:
+        rows = torch.randn(shape, generator=draw, device=device)
+        yield rows, (rows @ sums).argmax(1)
 
 
-def build_tabular(config: Config, place: TrainingPlace) -> Step:
+def row_net(config: Config) -> nn.Module:
     blocks = [RowBlock(config.width) for _ in range(config.layers)]
-    model = place.put(
-        nn.Sequential(
-            nn.Linear(config.columns, config.width),
-            *blocks,
-            nn.BatchNorm1d(config.width),
-            nn.Linear(config.width, config.classes),
-        )
+    return nn.Sequential(
+        nn.Linear(config.columns, config.width),
+        *blocks,
+        nn.BatchNorm1d(config.width),
+        nn.Linear(config.width, config.classes),
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-    return train_classifier(model, optimizer, make_table(config, place))
 
 
 RTDL_RESNET = {
-    "batch": 4096,
-    "batches": 4,
-    "columns": 200,
-    "classes": 10,
-    "width": 768,
-    "layers": 12,
+    "batch": 4096, "batches": 4, "columns": 200, "classes": 10, "width": 768, "layers": 12,
     "lr": 1e-3,
-}
+}  # fmt: skip
 TABULAR_WORKLOAD = TrainingWorkload(
     name="tabular",
     task="classification of rows",
     source="Gorishniy et al., Revisiting Deep Learning Models for Tabular Data, 2021 (ResNet)",
     samples="rows",
-    sizes={
-        "tiny": {**RTDL_RESNET, "batch": 64, "columns": 16, "width": 64, "layers": 3, "lr": 3e-3},
-        "small": RTDL_RESNET,
-        "paper": {**RTDL_RESNET, "width": 512, "layers": 8, "batch": 1024},
-    },
-    targets={
-        "tiny": Target(loss=1.0, steps=60),
-        "small": Target(loss=1.5, steps=60),
-        "paper": Target(loss=1.5, steps=60),
-    },
-    build=build_tabular,
+    sizes=in_sizes(
+        RTDL_RESNET,
+        tiny={"batch": 64, "columns": 16, "width": 64, "layers": 3, "lr": 3e-3},
+        paper={"width": 512, "layers": 8, "batch": 1024},
+    ),
+    targets={"tiny": Target(1.0, 60), "small": Target(1.5, 60), "paper": Target(1.5, 60)},
+    build=train_on(make_table, row_net, torch.optim.AdamW),
     tags=frozenset({"extra"}),
 )

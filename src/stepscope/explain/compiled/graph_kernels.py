@@ -83,9 +83,14 @@ def time_kernels(analysis: RankAnalysis) -> dict[str, GraphKernels]:
         total = np.bincount(kernel, pieces.dur_ns[mine], size)
         runs = len(distinct(pieces.region[mine]))
         facts = opened.facts[number]
+        whole = float(total.sum()) or 1.0
+        shares: dict[Place, float] = {}
+        for fact, ns in zip(facts, total.tolist(), strict=False):
+            for place, share in fact.lines:
+                shares[place] = shares.get(place, 0.0) + share * ns / whole
         found[graph.key] = GraphKernels(
             times=_rows_by_name(facts, total, runs / steps, steps),
-            line_shares=_by_line(facts, total),
+            line_shares=shares,
         )
     return _without_record(analysis, set(found)) | found
 
@@ -153,15 +158,6 @@ def _rows_by_name(
             bytes_moved=fact.size_bytes,
         )
     return _longest(rows.values())
-
-
-def _by_line(facts: tuple[KernelFacts, ...], total: np.ndarray) -> dict[Place, float]:
-    whole = float(total.sum()) or 1.0
-    shares: dict[Place, float] = {}
-    for fact, ns in zip(facts, total.tolist(), strict=False):
-        for place, share in fact.lines:
-            shares[place] = shares.get(place, 0.0) + share * ns / whole
-    return shares
 
 
 def share_known(analysis: RankAnalysis) -> tuple[float | None, float | None]:

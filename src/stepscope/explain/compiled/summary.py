@@ -122,12 +122,14 @@ def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tup
         same = np.flatnonzero(which == number)
         match = REGION.match(trace.strings[code])
         key = match[1] if match else trace.strings[code]
+        row = calls.region[same].max()
+        found = DYNAMO_REGION.match(trace.strings[int(trace.host.name[row])]) if row >= 0 else None
         totals = _Totals(
             calls=len(same),
             busy_ns=int(calls.busy_ns[same].sum()),
             waiting_ns=int(waiting[same].sum()),
             backward=bool(calls.backward[same].any()),
-            region=_region_name(trace, calls.region[same].max()),
+            region=found[1] if found else None,
         )
         timed.append(_region(key, by_key.get(key), totals, analysis, kernels.get(key)))
     return tuple(sorted(timed, key=lambda region: -region.ms))
@@ -141,11 +143,6 @@ class _Totals(NamedTuple):
     waiting_ns: int
     backward: bool
     region: str | None
-
-
-def _region_name(trace: Trace, row: int) -> str | None:
-    found = DYNAMO_REGION.match(trace.strings[int(trace.host.name[row])]) if row >= 0 else None
-    return found[1] if found else None
 
 
 def _region(
@@ -220,7 +217,14 @@ def list_graph_lines(
     lines = [
         RegionLine(
             place=place,
-            operators=tuple(dict.fromkeys(one.name for one in _longest(same)))[:_MOST_OPERATORS],
+            operators=tuple(
+                dict.fromkeys(
+                    one.name
+                    for one in sorted(
+                        same, key=lambda one: (one.name not in MATMUL_LIKE, -(one.size_bytes or 0))
+                    )
+                )
+            )[:_MOST_OPERATORS],
             flops=flops,
             bytes_moved=moved,
             share=seconds / whole if whole else None,
@@ -249,10 +253,6 @@ def _read_from_outside(operator: GraphOperator, made: dict[str, int]) -> int:
     return max(0, moved - (operator.size_bytes or 0))
 
 
-def _longest(same: list[GraphOperator]) -> list[GraphOperator]:
-    return sorted(same, key=lambda one: (one.name not in MATMUL_LIKE, -(one.size_bytes or 0)))
-
-
 # What dynamo compiled: how long it took, what it compiled again and why, and what it left.
 
 _LIMIT = ("recompile limit", "recompile_limit", "cache_size_limit", "CacheSizeLimit")
@@ -264,14 +264,12 @@ def list_recompiled(compilations: Sequence[Compilation]) -> tuple[Recompiled, ..
     """Functions that were compiled more than once, the longest compiled first."""
     by_function: dict[str, list[Compilation]] = {}
     for one in compilations:
-        by_function.setdefault(_frame(one), []).append(one)
+        # `3/1` is the second compilation of function 3.
+        by_function.setdefault(
+            (one.region or "").rpartition("/")[0] or f"{one.function} {one.place}", []
+        ).append(one)
     found = [_recompiled(same) for same in by_function.values() if any(one.again for one in same)]
     return tuple(sorted(found, key=lambda one: -one.seconds))
-
-
-def _frame(one: Compilation) -> str:
-    """`3/1` is the second compilation of function 3."""
-    return (one.region or "").rpartition("/")[0] or f"{one.function} {one.place}"
 
 
 def _recompiled(same: Sequence[Compilation]) -> Recompiled:

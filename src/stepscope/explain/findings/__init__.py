@@ -1,40 +1,35 @@
-"""What is worth knowing about a step: one file per finding.
+"""What is worth knowing about a step: one function per finding, in files by subject.
 
-They are grouped by what a reader looks for. A finding's id is its file's name with dashes. The
-file declares itself in `RULE` (rule.py) and has a page of the same name in docs/findings. What
-findings look at is in evidence.py.
+A finding's id is its function's name with dashes, and that of its page in docs/findings. What
+findings look at, and how they declare themselves, is in evidence.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.findings.evidence import JobEvidence, NcclEvidence
 from stepscope.records.explanation import SEVERITIES, Finding
-from stepscope.records.job import Job
 from stepscope.records.remedies import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.explain.findings.rule import FindingRule, Scope
-    from stepscope.records.nccl import NcclLog
+    from stepscope.explain.findings.evidence import FindingRule, JobEvidence, RankEvidence, Scope
+    from stepscope.explain.findings.nccl import NcclEvidence
     from stepscope.records.parameter_server import TogetherSummary
-    from stepscope.records.strategies import Strategy
 
 # By scope, imported when that scope is asked for. Of two findings that are equally severe and have
 # the same share, the earlier one leads.
 FINDINGS: dict[Scope, tuple[str, ...]] = {
     "rank": (
-        "host.thread_oversubscription",
-        "host.other_processes",
-        "host.too_few_threads",
-        "host.dispatch_bound",
-        "device.slow_products",
-        "host.denormals",
+        "threads.thread_oversubscription",
+        "threads.other_processes",
+        "threads.too_few_threads",
+        "threads.dispatch_bound",
+        "matmuls.slow_products",
+        "threads.denormals",
         "host.launch_bound",
         "host.host_bound",
         "host.python_overhead",
@@ -44,7 +39,7 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "compiled.recompiles",
         "compiled.graphs_skipped",
         "compiled.not_fused",
-        "device.below_roof",
+        "kernels.below_roof",
         "memory.allocator_retries",
         "host.gc_pauses",
         "loop.periodic_stall",
@@ -54,17 +49,17 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "communication.exchange_every_pass",
         "communication.exposed_communication",
         "communication.gloo_on_device",
-        "device.exposed_copies",
+        "kernels.exposed_copies",
         "host.profiler_overhead",
-        "device.short_kernels",
-        "device.dominant_kernel",
-        "device.fp32_matmuls",
-        "device.tensor_cores_idle",
-        "device.memory_bound",
-        "device.layout_copies",
-        "device.small_batch",
-        "device.optimizer_per_parameter",
-        "device.long_recurrence",
+        "kernels.short_kernels",
+        "kernels.dominant_kernel",
+        "matmuls.fp32_matmuls",
+        "matmuls.tensor_cores_idle",
+        "kernels.memory_bound",
+        "kernels.layout_copies",
+        "kernels.small_batch",
+        "kernels.optimizer_per_parameter",
+        "recurrence.long_recurrence",
         "memory.recomputation",
         "memory.memory_near_limit",
         "memory.fragmentation",
@@ -74,25 +69,25 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "loop.checkpoint_share",
         "compiled.compile_time",
         "loop.start_up",
-        "communication.one_of_many",
-        "unknown_work",
-        "healthy",
+        "host.one_of_many",
+        "healthy.unknown_work",
+        "healthy.healthy",
     ),
     "job": (
-        "communication.not_training_together",
-        "communication.straggler",
-        "communication.pipeline_bubble",
+        "jobs.not_training_together",
+        "jobs.straggler",
+        "jobs.pipeline_bubble",
     ),
     "together": (
-        "communication.server_bound",
-        "communication.barrier_waits",
-        "communication.staleness_does_not_pay",
+        "parameter_server.server_bound",
+        "parameter_server.barrier_waits",
+        "parameter_server.staleness_does_not_pay",
     ),
     "nccl": (
-        "communication.nccl_socket_fallback",
-        "communication.nccl_unequal_channels",
-        "communication.nccl_no_p2p",
-        "communication.nccl_warnings",
+        "nccl.nccl_socket_fallback",
+        "nccl.nccl_unequal_channels",
+        "nccl.nccl_no_p2p",
+        "nccl.nccl_warnings",
     ),
 }
 
@@ -104,12 +99,13 @@ BESIDE_OTHERS = "measured while other processes used the cores, which makes it l
 
 def load_rules(scope: Scope) -> list[FindingRule]:
     """The rules of one scope, in the order of the list above."""
-    return [import_module(f"{__name__}.{name}").RULE for name in FINDINGS[scope]]
+    places = (name.partition(".") for name in FINDINGS[scope])
+    return [getattr(import_module(f"{__name__}.{file}"), name) for file, _, name in places]
 
 
 def find_in_rank(evidence: RankEvidence) -> tuple[Finding, ...]:
     """Findings about one rank's step."""
-    findings = _apply("rank", evidence)
+    findings = apply_rules("rank", evidence)
     pointless = _list_pointless(evidence)
     if any(map(leads_all, findings)):
         # How long a larger batch takes on cores of one's own cannot be told from these times.
@@ -141,26 +137,10 @@ def _without(finding: Finding, pointless: set[str]) -> Finding:
     return replace(finding, remedies=others)
 
 
-def find_in_job(job: Job, strategies: Sequence[Strategy]) -> tuple[Finding, ...]:
-    """Findings that only several ranks together show."""
-    return tuple(_apply("job", JobEvidence(job, strategies)))
-
-
-def find_in_nccl(logs: Sequence[NcclLog]) -> tuple[Finding, ...]:
-    """Findings about how the ranks are connected, from NCCL's own logs."""
-    from stepscope.explain.nccl_groups import group_communicators
-
-    return sort_findings(_apply("nccl", NcclEvidence(logs, group_communicators(logs))))
-
-
-def find_in_together(summary: TogetherSummary) -> tuple[Finding, ...]:
-    """Findings about training through a parameter server."""
-    return tuple(_apply("together", summary))
-
-
-def _apply(
+def apply_rules(
     scope: Scope, evidence: RankEvidence | JobEvidence | NcclEvidence | TogetherSummary
 ) -> list[Finding]:
+    """Return what the rules of one scope find in its evidence."""
     return [finding for rule in load_rules(scope) if (finding := rule.find(evidence))]
 
 

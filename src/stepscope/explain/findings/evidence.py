@@ -6,17 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from stepscope.explain.host_calls import place_of, user_frames
-from stepscope.explain.roofline import MOST, which_call
 from stepscope.records import explanation, remedies
 from stepscope.records.compiled import CompiledWork
-from stepscope.records.explanation import Finding, Place, Remedy, Severity
-from stepscope.records.hardware import Efficiency, Spot
+from stepscope.records.explanation import Finding, Place, Remedy, Severity, ShareOf
+from stepscope.records.hardware import MOST_SHAPES, Efficiency, Spot, which_call
 from stepscope.records.job import Job, SimilarRuns
 from stepscope.records.rank_facts import CodePlace, LoaderUse
 from stepscope.records.run import WITHOUT_GRADIENTS, AccountPart, RankRun, Stall, StallCause
@@ -29,9 +28,7 @@ from stepscope.text.words import counted, ordinal
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.explain.kernels import Launched
-    from stepscope.explain.nccl_groups import NcclGroup
     from stepscope.records.memory import Memory
-    from stepscope.records.nccl import NcclLog
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.step.arrays import Int32s, Int64s
 
@@ -135,34 +132,71 @@ class JobEvidence(NamedTuple):
     strategies: Sequence[Strategy]
 
 
-class NcclEvidence(NamedTuple):
-    """What NCCL's logs show."""
-
-    logs: Sequence[NcclLog]
-    groups: list[NcclGroup]
+Scope = Literal["rank", "job", "nccl", "together"]
 
 
-def from_memory(
-    find_in: Callable[[Memory], Finding | None],
-) -> Callable[[RankEvidence], Finding | None]:
-    """The rule of a finding that looks at memory alone, as a snapshot has nothing else."""
-    return lambda evidence: find_in(evidence.memory) if evidence.memory else None
+class FindingRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding: its title, and the function that returns it or None."""
+
+    id: str  # its function's name with dashes, and its page in docs/findings
+    scope: Scope
+    title: str
+    judge: Callable[[Any], Finding | None]
+    part: str  # of the rank's evidence that it looks at, as a snapshot has memory and nothing else
+
+    def find(self, evidence: Any) -> Finding | None:
+        """Return the finding, or None where this evidence of its scope does not show it."""
+        seen = getattr(evidence, self.part) if self.part else evidence
+        return None if seen is None else self.judge(seen)
+
+    def finding(
+        self,
+        *,
+        share: float,
+        summary: str,
+        evidence: tuple[str, ...],
+        severity: Severity | None = None,
+        title: str = "",
+        where: tuple[Place, ...] = (),
+        remedies: tuple[Remedy, ...] = (),
+        rank: int | None = None,
+        of: ShareOf = "step",
+    ) -> Finding:
+        """A finding of this rule, as severe as its share unless `severity` says otherwise; `title`
+        replaces the rule's own where it depends on the case."""
+        return Finding(
+            id=self.id,
+            title=title or self.title,
+            share=share,
+            severity=severity or severity_of(share),
+            summary=summary,
+            evidence=evidence,
+            where=where,
+            remedies=remedies,
+            rank=rank,
+            of=of,
+        )
 
 
-def from_run(
-    find_in: Callable[[RankRun], Finding | None],
-) -> Callable[[RankEvidence], Finding | None]:
-    """The rule of a finding that looks at the steps of the whole run."""
-    return lambda evidence: find_in(evidence.run) if evidence.run else None
+def rule(
+    title: str, *, scope: Scope = "rank", part: Literal["", "memory", "run"] = ""
+) -> Callable[[Callable[..., Finding | None]], FindingRule]:
+    """Declare a function as a finding, whose id is the function's name with dashes."""
+
+    def declare(judge: Callable[..., Finding | None]) -> FindingRule:
+        name = judge.__name__.replace("_", "-")
+        return FindingRule(id=name, scope=scope, title=title, judge=judge, part=part)
+
+    return declare
 
 
 def spot_words(evidence: RankEvidence, spot: Spot) -> str:
     """An operator with its shapes, or its line, and its time in the step."""
     time = evidence.step_ms(evidence.mean_step_share(spot.device_ns))
-    return f"{spot.operator} {which_call(spot, MOST)}: {time}"
+    return f"{spot.operator} {which_call(spot, MOST_SHAPES)}: {time}"
 
 
-def severity(share: float) -> Severity:
+def severity_of(share: float) -> Severity:
     """How severe the loss of this share of the step is."""
     return "high" if share >= HIGH else "medium" if share >= MEDIUM else "low"
 
@@ -171,7 +205,7 @@ def kernel_severity(evidence: RankEvidence, saved: float) -> Severity:
     """How severe slow kernels are. While the step waits for the host, faster kernels would only
     wait longer, so the severity is medium at most."""
     waits_for_host = evidence.budget_share("operators", "python", "data_loading") >= HIGH
-    return "medium" if severity(saved) == "high" and waits_for_host else severity(saved)
+    return "medium" if severity_of(saved) == "high" and waits_for_host else severity_of(saved)
 
 
 def places(evidence: RankEvidence, causes: Iterable[int], most: int = 3) -> tuple[Place, ...]:
@@ -381,19 +415,15 @@ def offer_for_waits(loader: LoaderUse | None, *, gpu: bool) -> tuple[Remedy, ...
             "loaded was not captured"
         )
         return (unknown, remedies.PIN_MEMORY.offer()) if gpu else (unknown,)
+    words = f"Try another num_workers in the DataLoader (it has {loader.workers})"
+    if loader.iterable:
+        words += ". Its dataset only yields: each worker must take its share"
     return (
-        remedies.LOADER_WORKERS.offer(_workers_words(loader)),
+        remedies.LOADER_WORKERS.offer(words),
         remedies.CHEAPER_BATCH.offer(_cheaper_words(loader)),
         *_for_workers(loader),
         *([remedies.PIN_MEMORY.offer()] if gpu and not loader.pinned else []),
     )
-
-
-def _workers_words(loader: LoaderUse) -> str:
-    words = f"Try another num_workers in the DataLoader (it has {loader.workers})"
-    if loader.iterable:
-        words += ". Its dataset only yields: each worker must take its share"
-    return words
 
 
 def _cheaper_words(loader: LoaderUse) -> str:

@@ -1,4 +1,4 @@
-"""Nothing worth changing was found. That is an answer too: what was checked, and what was not."""
+"""The verdicts of a step in which no loss was found."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Iterator
 
 from stepscope.explain.cpu_use import looked
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.findings.evidence import MEDIUM, RankEvidence
-from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, rule
 from stepscope.records import remedies
-from stepscope.records.explanation import Remedy
+from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.run import RankRun
 from stepscope.text.figures import milliseconds, percent, rate
 from stepscope.text.words import counted
 
 
-def find(evidence: RankEvidence) -> Finding | None:
-    """Left out when another finding needs attention; None where so much is unknown that a loss of
-    a tenth could hide in it."""
+@rule("Healthy")
+def healthy(evidence: RankEvidence) -> Finding | None:
+    """Nothing worth changing was found. That is an answer too: what was checked, and what
+    was not. Left out when another finding needs attention; None where so much is unknown
+    that a loss of a tenth could hide in it."""
     if evidence.unknown_share >= MEDIUM:
         return None
     share = evidence.budget_share("compute")
     unknown = "; ".join(_list_unknown(evidence))
     idle = evidence.idle_share(evidence.timeline.idle_ns)
-    return RULE.finding(
+    return healthy.finding(
         share=share,
         severity="none",
         summary=f"The {evidence.device} computes for {percent(share)} of the step. "
@@ -36,7 +37,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             f"{percent(evidence.budget_share('exposed_memory'))}",
             *_describe_steps(evidence.run),
         ),
-        remedies=_offer(evidence),
+        remedies=_offer_calibration(evidence),
     )
 
 
@@ -126,7 +127,7 @@ def _describe_speed(evidence: RankEvidence) -> str:
     return f"; achieved {achieved} of {rate(efficiency.peak_flops, 'FLOP/s')} ({source})"
 
 
-def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
+def _offer_calibration(evidence: RankEvidence) -> tuple[Remedy, ...]:
     """Where the peak is not known, finding it out comes next."""
     if _knows_peak(evidence) or not evidence.on_host:
         return ()
@@ -138,4 +139,35 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
     )
 
 
-RULE = FindingRule(id="healthy", title="Healthy", find=find)
+_SHOWS = "Record with `stepscope run`: it also records shapes, and what CUDA graphs compute"
+_STILL = "Record a step without CUDA graphs too: `stepscope run --wait 0`"
+
+
+@rule("Unknown work")
+def unknown_work(evidence: RankEvidence) -> Finding | None:
+    """Nothing was found, but much of the device's time is in kernels whose work is not
+    known. Stands in the place of `healthy`, and is left out when another finding needs
+    attention."""
+    share = evidence.unknown_share
+    efficiency = evidence.efficiency
+    if share < MEDIUM or efficiency is None:
+        return None
+    return unknown_work.finding(
+        share=share,
+        severity="none",
+        summary=f"No loss was found, but {percent(share)} of the step is in kernels whose work is "
+        "not known. Their precision and speed were not checked.",
+        evidence=(
+            *(note for note in efficiency.notes if "lower bound" in note),
+            f"the {evidence.device} computes for {percent(evidence.budget_share('compute'))} of "
+            "the step",
+        ),
+        remedies=_offer_recording(evidence),
+    )
+
+
+def _offer_recording(evidence: RankEvidence) -> tuple[Remedy, ...]:
+    """Nothing for other packages' kernels in a run that was recorded: they have no FLOPs."""
+    if evidence.run is None:
+        return (remedies.STEPSCOPE_RUN.offer(_SHOWS),)
+    return (remedies.STEPSCOPE_RUN.offer(_STILL),) if evidence.is_graphed else ()

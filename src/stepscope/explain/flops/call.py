@@ -12,29 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from stepscope.records.dtypes import BY_NUMBER, BY_PROFILER_NAME, PEAKS, PROFILER_BYTES
 from stepscope.step.work import one_of
 from stepscope.text.words import lazy_pattern
 
-# Bytes of an element, by the names that the profiler writes.
-ITEM_BYTES = {
-    **dict.fromkeys(("bool", "signed char", "unsigned char", "c10::qint8", "c10::quint8"), 1),
-    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e4m3fnuz", "c10::Float8_e5m2"), 1),
-    **dict.fromkeys(("c10::Float8_e5m2fnuz", "c10::Float8_e8m0fnu", "c10::Float4_e2m1fn_x2"), 1),
-    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "unsigned short"), 2),
-    **dict.fromkeys(("float", "int", "unsigned int", "c10::qint32", "c10::complex<c10::Half>"), 4),
-    **dict.fromkeys(("double", "long int", "long", "long long", "unsigned long"), 8),
-    "c10::complex<float>": 8,
-    "c10::complex<double>": 16,
-}
-# By torch's number of the dtype, as plain values carry it: bytes of an element and the numbers.
-_SCALAR_TYPES = (
-    (1, (0, 1, 11, 12, 13, 23, 24, 25, 26)),
-    (2, (2, 5, 15, 27)),
-    (4, (3, 6, 8, 14, 28)),
-    (8, (4, 7, 9, 29)),
-    (16, (10,)),
-)
-_SCALAR_TYPE_BYTES = {number: size for size, numbers in _SCALAR_TYPES for number in numbers}
 _NOT_TENSORS = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList", "Device"})
 _WHOLE = frozenset({int})
 _INTEGER = re.compile(r"-?\d+")
@@ -54,7 +35,7 @@ class Tensor(msgspec.Struct, frozen=True):
     @property
     def item_bytes(self) -> int:
         """Raises KeyError for an unknown dtype: its bytes are unknown then."""
-        return ITEM_BYTES[self.dtype]
+        return PROFILER_BYTES[self.dtype]
 
     @property
     def size_bytes(self) -> int:
@@ -144,9 +125,9 @@ class Call:
 
     def dtype_bytes(self, place: int) -> int:
         """Bytes of an element of the dtype that a plain value names."""
-        if (code := self.number(place)) not in _SCALAR_TYPE_BYTES:
+        if (code := self.number(place)) not in BY_NUMBER:
             raise Unknown
-        return _SCALAR_TYPE_BYTES[code]
+        return BY_NUMBER[code].item_bytes
 
 
 def _whole(digits: str) -> int:
@@ -188,28 +169,9 @@ matmul_like = partial(_register_in, MATMUL_LIKE)
 memory_bound = partial(_register_in, OTHER)
 
 
-# Names of dtypes, as users know them.
-
-_PROFILER_NAMES = {
-    "fp64": ("double",),
-    "fp32": ("float",),
-    "tf32": (),  # only names of kernels say so
-    "fp16": ("c10::Half",),
-    "bf16": ("c10::BFloat16",),
-    "fp8": tuple(f"c10::Float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")),
-    "fp4": ("c10::Float4_e2m1fn_x2",),
-    "int64": ("long int", "long"),
-    "int32": ("int",),
-    "int16": ("short",),
-    "int8": ("signed char", "unsigned char"),
-    "bool": ("bool",),
-    "complex64": ("c10::complex<float>",),
-    "complex128": ("c10::complex<double>",),
-}
-DTYPES = tuple(_PROFILER_NAMES)
-FP32, TF32, _INT64 = map(DTYPES.index, ("fp32", "tf32", "int64"))
+FP32, TF32, _INT64 = map(PEAKS.index, ("fp32", "tf32", "int64"))
 _CODES_BY_PROFILER_NAME = {
-    name: code for code, names in enumerate(_PROFILER_NAMES.values()) for name in names
+    name: PEAKS.index(dtype.peak) for name, dtype in BY_PROFILER_NAME.items() if dtype.peak
 }
 
 

@@ -113,10 +113,6 @@ _CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
 _BIAS = 2  # place among the inputs of a convolution, and in the mask of its backward
 
 
-def _call_of(operator: CapturedOperator) -> CapturedCall:
-    return CapturedCall(operator.name, _count_products(operator), _kind_of_bias(operator))
-
-
 def _kind_of_bias(operator: CapturedOperator) -> str:
     """A kernel of its own adds a convolution's bias, or sums its gradient; "" without one."""
     if operator.name in _CONVOLUTIONS:
@@ -133,7 +129,10 @@ def join_kinds(
     for kind, recording, _ in _match_replays(trace, replays, recordings):
         names = [trace.strings[code] for code in trace.device.name[kind.replays[0]].tolist()]
         places = join_by_order(
-            [_call_of(one) for one in recording.operators],
+            [
+                CapturedCall(one.name, _count_products(one), _kind_of_bias(one))
+                for one in recording.operators
+            ],
             names,
             [_is_library_product(name) for name in names],
         )
@@ -160,7 +159,20 @@ def fill_replays(
     for kind, _, cost in _match_replays(trace, replays, recordings):
         products = np.concatenate(kind.products)
         if unjoined[products].any():
-            _fill_kind(trace, kind, cost, to)
+            # Replays whose launches were not recorded have that of another replay of
+            # the kind.
+            for rows, around in zip(kind.products, kind.transforms, strict=True):
+                own = trace.device.launch[rows[:1]]
+                row = int(own[0]) if len(own) and own[0] >= 0 else kind.launch
+                to.flops[row], to.again[row], to.dtype[row] = cost.flops, cost.again, cost.dtype
+                to.counted[row] = to.answering[row] = True
+                to.operator[rows] = to.operator[around] = row
+                names = [
+                    read_name(trace.strings[code]) for code in trace.device.name[rows].tolist()
+                ]
+                as_tf32 = any(name.dtype == "tf32" for name in names)
+                fp32 = np.array([is_plain_fp32(name) and not as_tf32 for name in names], np.bool_)
+                to.call_part[rows] = _shares(trace.device.dur_ns[rows], fp32, cost)
             joined[products] = True
             joined[np.concatenate(kind.transforms)] = True
     return joined
@@ -279,20 +291,6 @@ def _match_captures_in_order(
         return None
     first = 0 if 0 in best else best[0]
     return [*numbers[first:], *numbers[:first]]
-
-
-def _fill_kind(trace: Trace, kind: _ReplayKind, cost: CaptureCost, to: LaunchColumns) -> None:
-    """Replays whose launches were not recorded have that of another replay of the kind."""
-    for rows, around in zip(kind.products, kind.transforms, strict=True):
-        own = trace.device.launch[rows[:1]]
-        row = int(own[0]) if len(own) and own[0] >= 0 else kind.launch
-        to.flops[row], to.again[row], to.dtype[row] = cost.flops, cost.again, cost.dtype
-        to.counted[row] = to.answering[row] = True
-        to.operator[rows] = to.operator[around] = row
-        names = [read_name(trace.strings[code]) for code in trace.device.name[rows].tolist()]
-        as_tf32 = any(name.dtype == "tf32" for name in names)
-        fp32 = np.array([is_plain_fp32(name) and not as_tf32 for name in names], np.bool_)
-        to.call_part[rows] = _shares(trace.device.dur_ns[rows], fp32, cost)
 
 
 def _shares(dur_ns: Int64s, fp32: Bools, cost: CaptureCost) -> NDArray[np.float64]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from stepscope.explain.flops.call import (
     FP32,
-    ITEM_BYTES,
     MATMUL_LIKE,
     OTHER,
     PREFIX,
@@ -39,6 +38,7 @@ from stepscope.explain.flops.prices import (
     price,
     summable,
 )
+from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.call_tree import children_sum, distinct_counts, enclosing, group
@@ -336,7 +336,12 @@ def list_bytes(
     item[(item < 0) & (step >= 0)] = parameters.item_bytes
     whole = _whole_lists(trace, step, priced.of[lists], parameters.elements)
     launches = launching_rows(trace, operator)[rows[lists]]
-    whole[~launches & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
+    whole[
+        ~launches
+        & ~np.array([call.name.startswith("aten::_fused_") for call in priced.calls], np.bool_)[
+            priced.of[lists]
+        ]
+    ] = UNKNOWN
     total = elements[lists] + passes[lists] * np.maximum(whole, 0)
     known = (item > 0) & ((passes[lists] == 0) | (whole > 0)) & (moved[lists] >= 0)
     known &= total < LARGEST // np.maximum(item, 1)
@@ -349,10 +354,6 @@ def launching_rows(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool
     launching = np.zeros(len(trace.host), np.bool_)
     launching[operator[operator >= 0]] = True
     return launching
-
-
-def _fused(priced: Signatures) -> NDArray[np.bool_]:
-    return np.array([call.name.startswith("aten::_fused_") for call in priced.calls], np.bool_)
 
 
 def _item_bytes(
@@ -379,7 +380,7 @@ def _in_name(name: str) -> int:
     if match := _OPAQUE.search(name):
         return int(match[1])
     match = _TYPED.search(name)
-    return ITEM_BYTES[match[1]] if match else UNKNOWN
+    return PROFILER_BYTES[match[1]] if match else UNKNOWN
 
 
 def _around(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
@@ -405,7 +406,7 @@ def _first_size(text: str) -> int:
         dtypes = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return UNKNOWN
-    known = (ITEM_BYTES.get(dtype, UNKNOWN) for dtype in dtypes if isinstance(dtype, str))
+    known = (PROFILER_BYTES.get(dtype, UNKNOWN) for dtype in dtypes if isinstance(dtype, str))
     return next((size for size in known if size != UNKNOWN), UNKNOWN)
 
 
@@ -506,10 +507,6 @@ def choose(steps: Steps) -> Chosen:
 def cut(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces:
     if work.on_host:
         return _of_host(trace, costs, chosen)
-    return _of_device(trace, work, costs, chosen)
-
-
-def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces:
     device, rows = trace.device, work.rows
     launch = device.launch[rows]
     linked = launch >= 0

@@ -56,7 +56,21 @@ def _join_products(
     anchors = [place for place, call in enumerate(calls) for _ in range(call.products)]
     products = [place for place, product in enumerate(multiplies) if product]
     if len(anchors) != len(products):
-        return assign_products(calls, kernels, multiplies)
+        # For each kernel that multiplies or helps a product: the place of its operator.
+        # All are -1 where a product would have no kernel, or a kernel that multiplies no
+        # operator.
+        slots = _CallSlots(calls)
+        nothing = [ABSENT] * len(kernels)
+        if not slots.product.any() or len(slots.place) * len(kernels) > _LARGEST:
+            return nothing
+        path = _find_path(slots, kernels, multiplies)
+        owners = {place for place, call in enumerate(calls) if call.products}
+        found = [
+            place if main or (place in owners and helps_product(name)) else ABSENT
+            for place, name, main in zip(path, kernels, multiplies, strict=True)
+        ]
+        joined = {place for place, main in zip(found, multiplies, strict=True) if main}
+        return found if ABSENT not in joined and owners <= joined else nothing
     found = [ABSENT] * len(kernels)
     for event, place in zip(products, anchors, strict=True):
         found[event] = place
@@ -189,25 +203,6 @@ class CapturedCall(NamedTuple):
     bias: str = ""  # the kind of kernel that adds a bias after it, or sums the bias's gradient
 
 
-def assign_products(
-    calls: Sequence[CapturedCall], kernels: Sequence[str], multiplies: Sequence[bool]
-) -> list[int]:
-    """For each kernel that multiplies or helps a product: the place of its operator. All are -1
-    where a product would have no kernel, or a kernel that multiplies no operator."""
-    slots = _CallSlots(calls)
-    nothing = [ABSENT] * len(kernels)
-    if not slots.product.any() or len(slots.place) * len(kernels) > _LARGEST:
-        return nothing
-    path = _find_path(slots, kernels, multiplies)
-    products = {place for place, call in enumerate(calls) if call.products}
-    found = [
-        place if main or (place in products and helps_product(name)) else ABSENT
-        for place, name, main in zip(path, kernels, multiplies, strict=True)
-    ]
-    joined = {place for place, main in zip(found, multiplies, strict=True) if main}
-    return found if ABSENT not in joined and products <= joined else nothing
-
-
 class _Gains(NamedTuple):
     """Scores of one kernel, for each slot."""
 
@@ -308,7 +303,16 @@ def _find_path(slots: _CallSlots, kernels: Sequence[str], multiplies: Sequence[b
     origins = np.zeros((len(kernels), count), np.int32)
     nothing_yet, product = 0.0, ""
     for number, (name, main) in enumerate(zip(kernels, multiplies, strict=True)):
-        enter, origins[number] = _enter(slots, before, after, costs, nothing_yet)
+        # The best score with which each slot is entered, and from where: slot x 2 +
+        # layer, or -1.
+        without = np.where(slots.product, before - _PRODUCT, _NEVER)
+        leave = np.concatenate(([nothing_yet], np.maximum(without, after) + costs[1:]))[:-1]
+        layer = np.concatenate(([0], (after >= without).astype(np.int64)))[:-1]
+        best = np.maximum.accumulate(leave)
+        is_new = np.concatenate(([True], leave[1:] > best[:-1]))
+        at = np.maximum.accumulate(np.where(is_new, np.arange(count), 0))
+        origin = np.where(at > 0, 2 * (at - 1) + layer[at], ABSENT)
+        enter, origins[number] = best - costs[:-1], origin.astype(np.int32)
         gains = slots.gains(name, multiplies=main, again=name == product)
         product = name if main else product
         before, after, moves[number] = _advance(slots, before, after, enter, gains)
@@ -316,21 +320,6 @@ def _find_path(slots: _CallSlots, kernels: Sequence[str], multiplies: Sequence[b
     ends = np.stack((before - np.where(slots.product, _PRODUCT, -_NEVER), after))
     last = int(np.argmax(ends - (costs[-1] - costs[1:])))
     return _trace_back(slots, moves, origins, (last % count, last // count))
-
-
-def _enter(
-    slots: _CallSlots, before: Floats, after: Floats, costs: Floats, nothing_yet: float
-) -> tuple[Floats, NDArray[np.int32]]:
-    """The best score with which each slot is entered, and from where: slot x 2 + layer, or -1."""
-    count = len(slots.place)
-    without = np.where(slots.product, before - _PRODUCT, _NEVER)
-    leave = np.concatenate(([nothing_yet], np.maximum(without, after) + costs[1:]))[:-1]
-    layer = np.concatenate(([0], (after >= without).astype(np.int64)))[:-1]
-    best = np.maximum.accumulate(leave)
-    is_new = np.concatenate(([True], leave[1:] > best[:-1]))
-    at = np.maximum.accumulate(np.where(is_new, np.arange(count), 0))
-    origin = np.where(at > 0, 2 * (at - 1) + layer[at], ABSENT)
-    return best - costs[:-1], origin.astype(np.int32)
 
 
 def _advance(

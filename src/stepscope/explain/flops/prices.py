@@ -11,7 +11,6 @@ import numpy as np
 
 from stepscope.explain.flops import memory_bound, products  # noqa: F401
 from stepscope.explain.flops.call import (
-    DTYPES,
     FP32,
     MATMUL_LIKE,
     OTHER,
@@ -23,6 +22,7 @@ from stepscope.explain.flops.call import (
     compiled,
     dtype_code,
 )
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.trace import ABSENT, Trace
 from stepscope.step.call_tree import group
 from stepscope.step.work import rows_named
@@ -144,7 +144,7 @@ class GraphCost(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a compiled graph."""
 
     flops: int | None  # None: a product has sizes that are not known
-    dtype: int  # of most of them; code of DTYPES
+    dtype: int  # of most of them; code of PEAKS
     again: int = 0  # of them, what fused attention computes again in backward
     in_fp32: int = 0  # of them, what has inputs in fp32
 
@@ -175,7 +175,7 @@ def price_graph(graph: CompiledGraph) -> GraphCost:
 
 def graph_rates(cost: GraphCost | None, ceilings: Ceilings | None) -> tuple[float, float]:
     """FLOP/s and bytes per second at which a graph computes at best."""
-    dtype = DTYPES[cost.dtype] if cost and cost.dtype >= 0 else "fp32"
+    dtype = PEAKS[cost.dtype] if cost and cost.dtype >= 0 else "fp32"
     flops_s = ceilings.flops.get(dtype) if ceilings else None
     bytes_s = ceilings.bytes_s if ceilings else None
     return (flops_s, bytes_s) if flops_s and bytes_s else CORE_RATES

@@ -424,7 +424,12 @@ def _length(call: _Call) -> int:
 
 def _triples(calls: CollectiveCalls, hosts: Mapping[int, str]) -> Iterable[_Triple]:
     near, far = (
-        {place for place, group in enumerate(calls.groups) if _reach(group.ranks, hosts) == reach}
+        {
+            place
+            for place, group in enumerate(calls.groups)
+            if (reach_of(group.ranks, len(group.ranks), hosts) if len(group.ranks) > 1 else None)
+            == reach
+        }
         for reach in ("inside host", "between hosts")
     )
     if not near or not far:
@@ -445,10 +450,6 @@ def _triples(calls: CollectiveCalls, hosts: Mapping[int, str]) -> Iterable[_Trip
     sizes = {place: len(calls.groups[place].ranks) for place in near}
     for in_step in by_step.values():
         yield from _join(in_step, near, far, sizes)
-
-
-def _reach(ranks: Sequence[int], hosts: Mapping[int, str]) -> str | None:
-    return reach_of(ranks, len(ranks), hosts) if len(ranks) > 1 else None
 
 
 def _join(

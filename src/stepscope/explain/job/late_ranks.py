@@ -197,14 +197,14 @@ def decide(
     late = _decide_late(window, whole)
     if not slow_links:
         return late
-    ranks = (one for one in late.ranks if one.cause != "link" and not _is_effect(one, slow_links))
+    # Ranks behind a slow link leave a collective later and so arrive later at the next one.
+    ranks = (
+        one
+        for one in late.ranks
+        if one.cause != "link" and not (one.cost_ms < max(link.cost_ms for link in slow_links))
+    )
     both = sorted((*slow_links, *ranks), key=lambda one: -one.cost_ms)
     return msgspec.structs.replace(late, verdict="found", ranks=tuple(both), detail="")
-
-
-def _is_effect(late: Straggler, slow_links: Sequence[Straggler]) -> bool:
-    """Ranks behind a slow link leave a collective later and so arrive later at the next one."""
-    return late.cost_ms < max(link.cost_ms for link in slow_links)
 
 
 def _decide_late(window: Stragglers, whole: WholeRunLateness) -> Stragglers:
@@ -363,15 +363,11 @@ def _longer_phases(case: _Case, columns: tuple[int, ...], rows: Bools) -> dict[s
         if phase != _WAITS:
             others = np.median(np.delete(ns[rows], columns, axis=1), axis=1)
             mine = ns[rows][:, list(columns)].mean(axis=1)
-            longer[phase] = _middle_mean(mine - others)
+            # Without the highest and the lowest tenth.
+            ordered = np.sort(mine - others)
+            cut = len(ordered) // 10
+            longer[phase] = float(ordered[cut : len(ordered) - cut].mean())
     return longer
-
-
-def _middle_mean(values: Floats) -> float:
-    """Without the highest and the lowest tenth."""
-    ordered = np.sort(values)
-    cut = len(ordered) // 10
-    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def _name_phase(longer: Mapping[str, float], excess_ns: float) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import RankExplanation, Steps
     from stepscope.records.rank import StepColumns
     from stepscope.step.arrays import Bools, Int64s
-    from stepscope.step.intervals import Set
 
 
 # One rank's steps, divided into its own time and waiting, so that ranks can be compared.
@@ -42,7 +41,9 @@ _NUMBER = re.compile(r"#(\d{1,18})(?!\d)")
 def measure_rank_steps(trace: Trace, work: Work, steps: Steps) -> RankSteps:
     """By device cycles where there are any, by marked steps on the CPU, else the whole window."""
     edges, numbers = step_edges(steps, work)
-    busy = (work.compute, work.comm, work.memory, _loading(trace, work))
+    host = trace.host
+    named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, DATA_LOADING.search)
+    busy = (work.compute, work.comm, work.memory, spans_of(host, named & work.feeds(host.thread)))
     sets = [intervals.clip(spans, int(edges[0]), int(edges[-1])) for spans in busy]
     cuts = (edges[:-1], edges[1:])  # so that no segment crosses from one step into the next
     starts, lengths, (compute, comm, memory, loading, _) = intervals.sweep([*sets, cuts])
@@ -95,12 +96,6 @@ def step_edges(steps: Steps, work: Work) -> tuple[Int64s, Int64s]:
     matches = map(_NUMBER.search, names)
     numbers = [int(match[1]) if match else place for place, match in enumerate(matches)]
     return edges, np.array(numbers, np.int64)
-
-
-def _loading(trace: Trace, work: Work) -> Set:
-    host = trace.host
-    named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, DATA_LOADING.search)
-    return spans_of(host, named & work.feeds(host.thread))
 
 
 # One rank's collectives of the whole run, put into the steps that made them.

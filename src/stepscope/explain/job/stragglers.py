@@ -196,7 +196,12 @@ def _slow_ranks(
     slow = (np.expm1(typical) > LEAST_EXCESS) & often
     if len(ranks) >= 4:
         for rank in np.flatnonzero(slow).tolist():
-            slow[rank] = _stands_out(typical, rank)
+            # More than 3.5 times the others' median distance from their own median.
+            others = np.delete(typical, rank)
+            middle = np.median(others)
+            slow[rank] = bool(
+                typical[rank] - middle > MOST_MADS * np.median(np.abs(others - middle))
+            )
     sure = slow & (typical > noise_level)
     on_the_whole = shown[0] / np.maximum(median_of_others(shown[0][None])[0], 1.0) - 1
     stragglers = [
@@ -214,13 +219,6 @@ def _slow_ranks(
             chance = np.expm1(noise_level)
             doubt += f", but in {len(own)} such uneven steps chance could make {percent(chance)}"
     return sorted(stragglers, key=lambda straggler: -straggler.cost_ms), doubt
-
-
-def _stands_out(typical: Floats, rank: int) -> bool:
-    """More than 3.5 times the others' median distance from their own median."""
-    others = np.delete(typical, rank)
-    middle = np.median(others)
-    return bool(typical[rank] - middle > MOST_MADS * np.median(np.abs(others - middle)))
 
 
 def _noise_level(excess: Floats) -> float:

@@ -178,7 +178,10 @@ def sites_at(trace: Trace, lifetimes: Lifetimes, row: int) -> tuple[SiteBytes, .
     alive = lifetimes.alive_at(row)
     around = lifetimes.host[alive]
     operator = _names(trace, _operators(trace, around))
-    frame = _names(trace, _user_frames(trace, around))
+    host = trace.host
+    forward = _looked_up(host.forward_of, nearest_of(host, host.forward_of >= 0, around))
+    own = user_frames(trace, around)
+    frame = _names(trace, np.where(own >= 0, own, user_frames(trace, forward)))
     rows = _grouped(operator, frame, lifetimes.category[alive], lifetimes.size_bytes[alive])
     out = []
     for (code, place, category), (size, blocks) in rows:
@@ -240,13 +243,6 @@ def _operators(trace: Trace, rows: Int32s) -> Int32s:
     parent = np.maximum(host.parent, 0)
     below = (host.parent >= 0) & (nearest(host, operator)[parent] >= 0)
     return nearest_of(host, operator & ~below, rows)
-
-
-def _user_frames(trace: Trace, rows: Int32s) -> Int32s:
-    host = trace.host
-    forward = _looked_up(host.forward_of, nearest_of(host, host.forward_of >= 0, rows))
-    own = user_frames(trace, rows)
-    return np.where(own >= 0, own, user_frames(trace, forward))
 
 
 def _names(trace: Trace, rows: Int32s) -> Int32s:

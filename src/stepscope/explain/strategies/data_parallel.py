@@ -194,7 +194,12 @@ _UPDATE = re.compile(r"^Optimizer\.step#")
 def find_exchanging_passes(evidence: StrategyEvidence, reduces: Bools) -> tuple[int, Bools]:
     """How many passes of a usual step exchange gradients, and the calls of all but the last."""
     early = np.zeros(len(evidence), bool)
-    forwards = forward_times(evidence.trace)
+    # When the host began each forward of DDP.
+    host = evidence.trace.host
+    named = rows_named(
+        evidence.trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == FORWARD
+    )
+    forwards = np.sort(host.start_ns[named])
     if not len(forwards):
         return 1, early
     pass_of = np.searchsorted(forwards, evidence.made_ns, side="right") - 1
@@ -214,13 +219,6 @@ def find_exchanging_passes(evidence: StrategyEvidence, reduces: Bools) -> tuple[
             early[calls] = pass_of[calls] < passes[-1]
     usual = int(np.bincount(counts).argmax()) if counts else 1
     return usual, early if usual > 1 else np.zeros(len(evidence), bool)
-
-
-def forward_times(trace: Trace) -> Int64:
-    """When the host began each forward of DDP."""
-    host = trace.host
-    named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == FORWARD)
-    return np.sort(host.start_ns[named])
 
 
 def _update_ends(trace: Trace) -> Int64:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.memory.theory import STAGES, bytes_per_parameter
+from stepscope.explain.memory.model import STAGES, bytes_per_parameter
 from stepscope.explain.strategies.evidence import common_size, compute_before, mean
+from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS
 from stepscope.records.memory import CapturedMemory
 from stepscope.records.strategies import (
@@ -24,7 +25,7 @@ from stepscope.records.strategies import (
     ShardMemory,
 )
 from stepscope.records.trace import HostKind
-from stepscope.step.collectives import DTYPE_BYTES, kind_of
+from stepscope.step.collectives import kind_of
 from stepscope.step.work import rows_named
 from stepscope.text.words import counted
 from stepscope.trace.links import distinct, nearest_of
@@ -159,7 +160,9 @@ def _blocks(
     lead = np.zeros(len(evidence), np.int64)
     lead[gathers] = _leads(evidence, gathers, names)
     opening = np.zeros(len(evidence), np.bool_)
-    opening[_first_of_phase(evidence, gathers)] = True
+    # The first gather of each step's forward and backward: no compute could hide it.
+    key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
+    opening[gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]] = True
     calls = np.flatnonzero(mine)
     keys = np.stack((names.code[calls], evidence.kind[calls], evidence.backward[calls]), axis=1)
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
@@ -192,12 +195,6 @@ def _block(
         lead_ns=ahead,
         prefetched=None if ahead is None or opening[at].all() else ahead > 0,
     )
-
-
-def _first_of_phase(evidence: StrategyEvidence, gathers: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The first gather of each step's forward and backward: no compute could hide it."""
-    key = evidence.step[gathers].astype(np.int64) * 2 + evidence.backward[gathers]
-    return gathers[np.flatnonzero(np.diff(key, prepend=key[:1] - 1))]
 
 
 def _leads(evidence: StrategyEvidence, gathers: NDArray[np.intp], names: _BlockNames) -> Int64:
@@ -269,5 +266,5 @@ def _element_bytes(evidence: StrategyEvidence, gathers: Bools) -> int | None:
     typed = nearest_of(host, host.dtypes >= 0, evidence.row[gathers])
     for code in distinct(host.dtypes[typed[typed >= 0]]).tolist():
         names |= set(re.findall(r'"([^"]+)"', trace.strings[code].lower())[:1])
-    widths = {DTYPE_BYTES[name] for name in names if name in DTYPE_BYTES}
+    widths = {LOWER_CASE_BYTES[name] for name in names if name in LOWER_CASE_BYTES}
     return widths.pop() if len(widths) == 1 else None

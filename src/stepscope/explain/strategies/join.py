@@ -54,7 +54,18 @@ def join_strategies(parts: Parts, clock: Clock = _NO_CLOCK) -> tuple[Strategy, .
         joined.append(_fully_sharded(sharded))
     if tensor := _select(parts, RankTensorParallel):
         joined.append(_tensor_parallel(tensor))
-    joined += _data_parallel(_select(parts, RankDataParallel), clock)
+    # Ranks of one group wait for each other; groups with the same buckets share a record.
+    cohorts = _by(_select(parts, RankDataParallel), lambda pair: _first_group(pair[1])).values()
+    waited = [pair for cohort in cohorts for pair in _with_waits(cohort, clock)]
+    joined += [
+        _replicas(same)
+        for same in _by(
+            waited,
+            lambda pair: tuple(
+                (bucket.size_bytes, bucket.parameters) for bucket in pair[1].buckets
+            ),
+        ).values()
+    ]
     if others := _select(parts, RankOtherCommunication):
         joined.append(_other(others))
     return tuple(joined)
@@ -127,19 +138,8 @@ def _share(part_ns: int, step_ns: int) -> float:
 # Data parallelism
 
 
-def _data_parallel(parts: list[tuple[int, RankDataParallel]], clock: Clock) -> list[DataParallel]:
-    """Ranks of one group wait for each other; groups with the same buckets share a record."""
-    cohorts = _by(parts, lambda pair: _first_group(pair[1])).values()
-    waited = [pair for cohort in cohorts for pair in _with_waits(cohort, clock)]
-    return [_replicas(same) for same in _by(waited, lambda pair: _layout(pair[1])).values()]
-
-
 def _first_group(part: RankDataParallel) -> tuple[int, ...] | str:
     return (part.groups[0].ranks or part.groups[0].name) if part.groups else ""
-
-
-def _layout(part: RankDataParallel) -> tuple[tuple[int | None, tuple[str, ...]], ...]:
-    return tuple((bucket.size_bytes, bucket.parameters) for bucket in part.buckets)
 
 
 def _with_waits(

@@ -12,7 +12,7 @@ from stepscope.records.strategies import RankOtherCommunication, Use
 from stepscope.step.work import COMM_SPAN
 
 if TYPE_CHECKING:
-    from stepscope.explain.strategies.evidence import Bools, Int32, StrategyEvidence
+    from stepscope.explain.strategies.evidence import Bools, StrategyEvidence
 
 _QUIET = ("ProfilerStep", "autograd::engine::")
 
@@ -21,7 +21,11 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankOtherCommunicatio
     if not free.any():
         return None, free
     calls = np.flatnonzero(free)
-    callers = _callers(evidence)[calls]
+    # Name of the innermost event around each call that is not communication, or -1.
+    around = evidence.inside(
+        lambda name: not COMM_SPAN.search(name) and not name.startswith(_QUIET)
+    )
+    callers = names_at(evidence.trace.host, around)[calls]
     keys = np.stack((evidence.kind[calls], evidence.group[calls], callers), axis=1)
     distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
     uses = []
@@ -42,11 +46,3 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankOtherCommunicatio
         exposed_ns=evidence.exposed_comm_ns(free),
         uses=tuple(sorted(uses, key=lambda use: -use.time_ns)),
     ), free
-
-
-def _callers(evidence: StrategyEvidence) -> Int32:
-    """Name of the innermost event around each call that is not communication, or -1."""
-    around = evidence.inside(
-        lambda name: not COMM_SPAN.search(name) and not name.startswith(_QUIET)
-    )
-    return names_at(evidence.trace.host, around)

@@ -69,7 +69,22 @@ def account_for(steps: StepColumns | None, warm_up: int, times: RunTimes) -> Run
         _add_steps(ledger, steps, warm_up)
         begins = int(steps.end_unix_ns[0] - steps.wall_ns[0])
         first = {phase: int(column[0]) for phase, column in steps.phases_ns.items()}
-        _add_start_up(ledger, max(0, begins - times.began_ns), first, times, notes)
+        # The first step begins when our code is loaded. What is left of it is a first
+        # step. Garbage collection there is that of imports: they create many objects.
+        rest = dict(first)
+        for name in _OWN_PARTS:  # a trainer may evaluate before it trains
+            ledger.add(name, rest.pop(name, 0))
+        start = {"launch": max(0, begins - times.began_ns), "first_batch": rest.pop("data", 0)}
+        build = rest.pop("other", 0) + rest.pop("gc", 0)
+        if times.first_batch_ns is None and rest.get("forward"):
+            build += rest.pop("forward")
+            notes.append("no data loader was seen: the first forward pass is counted as start-up")
+        for name, ns in (("imports", times.imports_ns), ("process_group", times.group_ns)):
+            start[name] = min(build, ns)
+            build -= start[name]
+        start["build"] = build
+        ledger.divide("start_up", {name: start[name] for name in _START_UP})
+        ledger.add_compiling("first_steps", sum(rest.values()), rest.get("compile", 0))
         _add_shut_down(ledger, int(steps.end_unix_ns[-1]), times)
     return _close(ledger, max(0, times.ended_ns - times.began_ns), notes)
 
@@ -166,27 +181,6 @@ def _time_between(steps: StepColumns, ours: StepFlags) -> int:
     return int(gaps[ours[1:] | ours[:-1]].sum())
 
 
-def _add_start_up(
-    ledger: _Ledger, before: int, first: dict[str, int], times: RunTimes, notes: list[str]
-) -> None:
-    """The first step begins when our code is loaded. What is left of it is a first step. Garbage
-    collection there is that of imports: they create many objects."""
-    rest = dict(first)
-    for name in _OWN_PARTS:  # a trainer may evaluate before it trains
-        ledger.add(name, rest.pop(name, 0))
-    start = {"launch": before, "first_batch": rest.pop("data", 0)}
-    build = rest.pop("other", 0) + rest.pop("gc", 0)
-    if times.first_batch_ns is None and rest.get("forward"):
-        build += rest.pop("forward")
-        notes.append("no data loader was seen: the first forward pass is counted as start-up")
-    for name, ns in (("imports", times.imports_ns), ("process_group", times.group_ns)):
-        start[name] = min(build, ns)
-        build -= start[name]
-    start["build"] = build
-    ledger.divide("start_up", {name: start[name] for name in _START_UP})
-    ledger.add_compiling("first_steps", sum(rest.values()), rest.get("compile", 0))
-
-
 def _add_shut_down(ledger: _Ledger, last_end_ns: int, times: RunTimes) -> None:
     """What follows the last step; evaluation and checkpoints there count as such."""
     left = max(0, times.ended_ns - last_end_ns)
@@ -205,22 +199,18 @@ def _close(ledger: _Ledger, wall: int, notes: list[str]) -> RunAccount:
     if sums["outside"] < 0:
         if sums["outside"] < -_CLOCKS_APART * wall:
             notes.append("steps claim more than the wall time: a clock was set during the run")
-        _take_back(sums)
+        # Steps that claim more than the wall time are cut, the largest part first.
+        debt, sums["outside"] = -sums["outside"], 0
+        for name in sorted(sums, key=lambda part: -sums[part]):
+            taken = min(debt, sums[name])
+            sums[name] -= taken
+            debt -= taken
     return RunAccount(
         wall_ms=wall / 1e6,
         goodput=sums["training"] / wall if wall else 0.0,
         parts=tuple(_part(name, sums[name], wall, ledger.inner.get(name)) for name in ACCOUNT),
         notes=tuple(notes),
     )
-
-
-def _take_back(sums: dict[str, int]) -> None:
-    """Steps that claim more than the wall time are cut, the largest part first."""
-    debt, sums["outside"] = -sums["outside"], 0
-    for name in sorted(sums, key=lambda part: -sums[part]):
-        taken = min(debt, sums[name])
-        sums[name] -= taken
-        debt -= taken
 
 
 def _part(name: str, ns: int, wall: int, inner: dict[str, int] | None = None) -> AccountPart:

@@ -130,11 +130,12 @@ def _live_rank(
         run = RankRun(rank=rank.rank, attempt=rank.attempt, steps=0, warm_up=0, times=None)
         return LiveRank(run=run, kept=0)
     figures = known.get((rank.rank, rank.attempt)) or _figures(rank, has_ended=has_ended)
+    end_ns = int(recent.end_unix_ns[-1])
     return replace(
         figures,
         run=replace(figures.run, steps=steps.seen),
         last_step=int(recent.number[-1]),
-        quiet_s=_quiet_s(recent, now),
+        quiet_s=max(0.0, now - end_ns / 1e9) if end_ns > 0 else None,
         steps_per_s=1e9 * steps.whole / steps.whole_ns if steps.whole_ns else None,
         recent_steps_per_s=_recent_rate(recent),
         memory_bytes=_last_memory(recent),
@@ -184,11 +185,6 @@ def _last_memory(recent: StepColumns) -> int | None:
         return None
     known = recent.allocated_bytes[recent.allocated_bytes >= 0]
     return int(known[-1]) if len(known) else None
-
-
-def _quiet_s(recent: StepColumns, now: float) -> float | None:
-    end_ns = int(recent.end_unix_ns[-1])
-    return max(0.0, now - end_ns / 1e9) if end_ns > 0 else None
 
 
 def _recent_rate(recent: StepColumns) -> float | None:
@@ -281,17 +277,23 @@ def _notes(ranks: Sequence[FollowedRank], live: Sequence[LiveRank], now: float) 
     unread = sum(rank.steps.unread for rank in ranks)
     if unread:
         notes.append(f"{counted(unread, 'line')} of steps could not be read")
-    ahead = max((_ahead_s(rank.steps.recent, now) for rank in ranks), default=0.0)
+    ahead = max(
+        (
+            (
+                float(rank.steps.recent.end_unix_ns[-1]) / 1e9 - now
+                if len(rank.steps.recent)
+                else 0.0
+            )
+            for rank in ranks
+        ),
+        default=0.0,
+    )
     if ahead > _CLOCK_AHEAD_S:
         notes.append(f"the job's clock is {long_duration(1e9 * ahead)} ahead of this machine's")
     if any(rank.kept < rank.explained_steps for rank in live):
         kept, steps = sum(rank.kept for rank in live), sum(rank.run.steps for rank in live)
         notes.append(f"figures rest on a sample: {kept:,} of {counted(steps, 'step')}")
     return notes
-
-
-def _ahead_s(recent: StepColumns, now: float) -> float:
-    return float(recent.end_unix_ns[-1]) / 1e9 - now if len(recent) else 0.0
 
 
 # Which rank of a running job makes the others wait, by the phases of their typical steps.
@@ -315,12 +317,21 @@ class LongPhase(NamedTuple):
 
 def find_late_ranks(ranks: Sequence[LiveRank]) -> tuple[LongPhase, ...]:
     """The latest first; ranks with few steady steps do not count."""
-    known = [rank for rank in ranks if rank.phases_ms and _steady_steps(rank) >= _FEWEST_STEPS]
+    known = [
+        rank
+        for rank in ranks
+        if rank.phases_ms
+        and (rank.run.times.steps if rank.run.times is not None else 0) >= _FEWEST_STEPS
+    ]
     if len(known) < 2:
         return ()
     typical_ms = max(sum(rank.phases_ms.values()) for rank in known)
     least = max(_LEAST_SHARE * typical_ms, _LEAST_MS)
-    usual = {phase: _usual_ms(known, phase) for phase in OWN_PHASES}
+    # The lower median: of two ranks, the faster one's.
+    usual = {
+        phase: lower_median([rank.phases_ms.get(phase, 0.0) for rank in known])
+        for phase in OWN_PHASES
+    }
     late = [
         LongPhase(rank.run.rank, phase, extra)
         for rank in known
@@ -328,12 +339,3 @@ def find_late_ranks(ranks: Sequence[LiveRank]) -> tuple[LongPhase, ...]:
         if (extra := rank.phases_ms.get(phase, 0.0) - ms) > least
     ]
     return tuple(sorted(late, key=lambda one: -one.extra_ms))
-
-
-def _steady_steps(rank: LiveRank) -> int:
-    return rank.run.times.steps if rank.run.times is not None else 0
-
-
-def _usual_ms(ranks: Sequence[LiveRank], phase: str) -> float:
-    """The lower median: of two ranks, the faster one's."""
-    return lower_median([rank.phases_ms.get(phase, 0.0) for rank in ranks])

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from stepscope.explain.host_calls import is_library_frame
 from stepscope.explain.whole_run.stall_stacks import TYPICAL, kinds_of_steps, line_of
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.run import (
     STALL_CAUSES,
     WITHOUT_GRADIENTS,
-    AccountPart,
     OwnLine,
     OwnPython,
     RankRun,
@@ -232,7 +232,9 @@ def _renamed(run: RankRun, kind: StallCause, places: tuple[Place, ...]) -> RankR
     stalls = tuple(_rename_stall(stall, "evaluation", kind, places) for stall in run.stalls)
     account, series = run.account, run.series
     if account is not None:
-        parts = tuple(_rename_part(part, kind) for part in account.parts)
+        parts = tuple(
+            (replace(part, id=kind) if part.id == "evaluation" else part) for part in account.parts
+        )
         account = replace(account, parts=parts)
     if series is not None:
         cause = series.cause.copy()
@@ -250,10 +252,6 @@ def _rename_stall(
     return replace(stall, cause=kind, where=places or stall.where)
 
 
-def _rename_part(part: AccountPart, kind: StallCause) -> AccountPart:
-    return replace(part, id=kind) if part.id == "evaluation" else part
-
-
 # What typical steps do outside the model, by sampled stacks: environments, lists, numpy, logging.
 #
 # torch.compile, fused optimizers and larger layers do not reach this time, so the lines are named.
@@ -264,7 +262,6 @@ def _rename_part(part: AccountPart, kind: StallCause) -> AccountPart:
 FEWEST_TYPICAL_SAMPLES = 40  # in typical steps: a share is then known to 15 points at worst
 _LEAST_SHARE = 0.05  # of a step, for a line to be named
 _MOST_LINES = 3
-_NORMAL_95 = 1.96
 _TORCH = re.compile(r"[/\\]torch[/\\]")
 # Whatever runs inside these belongs to a part of the step with findings of its own.
 _PARTS = re.compile(
@@ -282,10 +279,17 @@ def find_own_python(samples: StackSamples, series: StepSeries) -> OwnPython | No
     counts = np.bincount(samples.stack[chosen], minlength=len(samples.stacks))
     lines: Counter[tuple[Place, str]] = Counter()
     for stack, count in zip(samples.stacks, counts.tolist(), strict=True):
-        if count and is_own_python(stack):
+        # Whether no part of torch ran and no module's forward pass, and a line of the
+        # user's did.
+        if count and (
+            bool(stack)
+            and not _TORCH.search(stack[-1].file)
+            and not any(_PARTS.search(frame.file) for frame in stack)
+            and not all(map(is_library_frame, stack))
+        ):
             lines[_line_and_package(stack)] += count
     share = lines.total() / total
-    doubt = _NORMAL_95 * math.sqrt((share * (1 - share) + 1 / total) / total)
+    doubt = NORMAL_95 * math.sqrt((share * (1 - share) + 1 / total) / total)
     named = (
         OwnLine(place=place, share=count / total, package=package)
         for (place, package), count in lines.most_common(_MOST_LINES)
@@ -297,16 +301,6 @@ def find_own_python(samples: StackSamples, series: StepSeries) -> OwnPython | No
         high=min(1.0, share + doubt),
         samples=total,
         lines=tuple(named),
-    )
-
-
-def is_own_python(stack: tuple[Place, ...]) -> bool:
-    """Whether no part of torch ran and no module's forward pass, and a line of the user's did."""
-    return (
-        bool(stack)
-        and not _TORCH.search(stack[-1].file)
-        and not any(_PARTS.search(frame.file) for frame in stack)
-        and not all(map(is_library_frame, stack))
     )
 
 

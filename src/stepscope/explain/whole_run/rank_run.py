@@ -135,17 +135,16 @@ def _measured_waits(steps: StepColumns, steady: Bools) -> dict[StallCause, Float
     if steps.cpu_wait_ns is not None:
         waits["operating_system"] = np.maximum(steps.cpu_wait_ns[steady], 0).astype(np.float64)
         if "data" in waits:
-            waits["data"] = _without_core_waits(waits["data"], waits["operating_system"])
+            # A loader that works in the training process takes longer when no core
+            # is free. Where that explains nearly all of a long wait, it is no wait
+            # for data: a thread that waits for a loader's workers sleeps, and is not
+            # ready to run.
+            data = waits["data"]
+            core_wait = waits["operating_system"]
+            usual = np.minimum(data, np.median(data)) if len(data) else data
+            crowded = core_wait > _NEARLY_ALL * (data - usual)
+            waits["data"] = np.where(crowded, np.maximum(usual, data - core_wait), data)
     return waits
-
-
-def _without_core_waits(data: Floats, core_wait: Floats) -> Floats:
-    """A loader that works in the training process takes longer when no core is free. Where that
-    explains nearly all of a long wait, it is no wait for data: a thread that waits for a loader's
-    workers sleeps, and is not ready to run."""
-    usual = np.minimum(data, np.median(data)) if len(data) else data
-    crowded = core_wait > _NEARLY_ALL * (data - usual)
-    return np.where(crowded, np.maximum(usual, data - core_wait), data)
 
 
 def _between_epochs(steps: StepColumns) -> dict[StallCause, NDArray[np.int64]]:
@@ -305,7 +304,11 @@ def find_memory_growth(
     read = (columns.allocated_bytes >= 0) & ~columns.window & ~columns.memory
     numbers = columns.number[read].astype(np.float64)
     alive = columns.allocated_bytes[read].astype(np.float64)
-    late = np.searchsorted(numbers, _warm_up_end(numbers)) if len(numbers) else 0
+    late = (
+        np.searchsorted(numbers, float(numbers[0] + _WARM_UP * (numbers[-1] - numbers[0])))
+        if len(numbers)
+        else 0
+    )
     numbers, alive = numbers[late:], alive[late:]
     if len(numbers) < _FEWEST_READINGS or not _keeps_rising(numbers, _floor(alive)):
         return None
@@ -313,10 +316,6 @@ def find_memory_growth(
     grown = growth.bytes_per_step * float(numbers[-1] - numbers[0]) if growth else 0.0
     least = max(_LEAST_BYTES[of], _LEAST_SHARE * float(alive[-1]))
     return growth if grown >= least else None
-
-
-def _warm_up_end(numbers: Floats) -> float:
-    return float(numbers[0] + _WARM_UP * (numbers[-1] - numbers[0]))
 
 
 def _floor(alive: Floats) -> Floats:
@@ -366,9 +365,10 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
     calm = steady & (run.series.cause < 0)
     device = steps.device_ns[calm] if steps.device_ns is not None else np.empty(0, np.int64)
     device = device[device >= 0]
+    times = steps.step_ns[steady]
     return MeasuredSteps(
         steps=run.times.steps,
-        steps_ns=tuple(_thin(steps.step_ns[steady]).tolist()),
+        steps_ns=tuple(times[:: 1 + (len(times) - 1) // _MOST_TIMES].tolist()),
         step_ns=round(1e6 * run.times.typical_ms),
         wall_ns=round(float(np.median(steps.wall_ns[calm]))),
         device_ns=round(float(np.median(device))) if len(device) else None,
@@ -376,10 +376,6 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
         data_ns=_mean_wait(steps.phases_ns.get("data"), steady, calm),
         host_ns=_median_phases(steps, _ran_ahead(steps, steady)),
     )
-
-
-def _thin(times: Ints) -> Ints:
-    return times[:: 1 + (len(times) - 1) // _MOST_TIMES]
 
 
 def _mean_wait(data_ns: Ints | None, steady: Bools, calm: Bools) -> int | None:
@@ -459,7 +455,14 @@ def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
         return {}
     kinds = [_typical([step for step in own if step.fine == fine]) for fine in (False, True)]
     return {
-        phase: round(min(_median_ns(kind, phase) for kind in kinds if kind)) for phase in _PHASES
+        phase: round(
+            min(
+                median([float(getattr(step, f"{phase}_ns")) for step in kind])
+                for kind in kinds
+                if kind
+            )
+        )
+        for phase in _PHASES
     }
 
 
@@ -540,7 +543,3 @@ def _launches_ahead(steps: StepColumns, first: Bools, launches: int) -> Floats:
         done = np.interp(host_ns, np.concatenate(([0], device_ns)), np.arange(end - begin + 1))
         ahead[begin:end] = launches * (np.arange(1, end - begin + 1) - done)
     return ahead
-
-
-def _median_ns(steps: Sequence[HostStepTimes], phase: str) -> float:
-    return median([float(getattr(step, f"{phase}_ns")) for step in steps])

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.host_calls import is_library_frame
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.run import STALL_CAUSES, LevelChange, RankRun, StallCause, StepSeries
 from stepscope.records.source_lines import (
     LineDifference,
@@ -217,8 +218,6 @@ def line_of(frames: tuple[Place, ...]) -> Place:
 # The sampler looks at round times of the clock, so a stack's share of the samples is its share of
 # the time: with the mean length of those steps it becomes a time per step.
 
-_NORMAL_95 = 1.96  # standard deviations on each side hold 95%
-
 
 def merge_differences(differences: Sequence[StackDifference]) -> StackDifference:
     """The same cause on several ranks: every sample counts once."""
@@ -255,22 +254,21 @@ def merge_differences(differences: Sequence[StackDifference]) -> StackDifference
 
 def compare_lines(difference: StackDifference) -> tuple[LineDifference, ...]:
     """Lines that explain the stall, the costliest first; none where chance may be the reason."""
-    places = find_places(tuple(s.frames for s in difference.stacks), _counts_of(difference))
-    lines = [_compare_line(difference, place) for place in places]
-    return tuple(sorted(lines, key=lambda line: -line.more_ms))
-
-
-def _counts_of(difference: StackDifference) -> StackCounts:
     stalled = np.array([stack.stalled for stack in difference.stacks])
     typical = np.array([stack.typical for stack in difference.stacks])
-    return StackCounts(
-        stalled=np.rint(stalled * difference.stalled_samples).astype(np.int64),
-        typical=np.rint(typical * difference.typical_samples).astype(np.int64),
-        stalled_steps=difference.stalled_steps,
-        typical_steps=difference.typical_steps,
-        stalled_ms=difference.stalled_ms,
-        typical_ms=difference.typical_ms,
+    places = find_places(
+        tuple(s.frames for s in difference.stacks),
+        StackCounts(
+            stalled=np.rint(stalled * difference.stalled_samples).astype(np.int64),
+            typical=np.rint(typical * difference.typical_samples).astype(np.int64),
+            stalled_steps=difference.stalled_steps,
+            typical_steps=difference.typical_steps,
+            stalled_ms=difference.stalled_ms,
+            typical_ms=difference.typical_ms,
+        ),
     )
+    lines = [_compare_line(difference, place) for place in places]
+    return tuple(sorted(lines, key=lambda line: -line.more_ms))
 
 
 def _compare_line(difference: StackDifference, place: Place) -> LineDifference:
@@ -278,7 +276,7 @@ def _compare_line(difference: StackDifference, place: Place) -> LineDifference:
     stalled = sum(stack.stalled for stack in own)
     typical = sum(stack.typical for stack in own)
     more = stalled * difference.stalled_ms - typical * difference.typical_ms
-    doubt = _NORMAL_95 * math.hypot(
+    doubt = NORMAL_95 * math.hypot(
         difference.stalled_ms * _error(stalled, difference.stalled_samples),
         difference.typical_ms * _error(typical, difference.typical_samples),
     )

@@ -247,7 +247,11 @@ def find_steady(steps: StepColumns) -> tuple[Bools, int]:
     first = int(places[leading]) if leading < len(places) else len(steps)
     steady = plain.copy()
     steady[:first] = False
-    undisturbed = steady & ~_follows_ours(steps)
+    # Whether the step before was the last of a window, or one that measured something else.
+    ours = steps.window | steps.memory
+    after = np.zeros(len(steps), np.bool_)
+    after[1:] = ours[:-1] & (np.diff(steps.number) == 1)
+    undisturbed = steady & ~(after & ~ours)
     enough = np.count_nonzero(undisturbed) >= _FEWEST_SINGLE
     return (undisturbed if enough else steady), first
 
@@ -259,14 +263,6 @@ def _have_passes(steps: StepColumns) -> Bools:
         return np.ones(len(steps), np.bool_)
     passes: Bools = backward > 0
     return passes
-
-
-def _follows_ours(steps: StepColumns) -> Bools:
-    """Whether the step before was the last of a window, or one that measured something else."""
-    ours = steps.window | steps.memory
-    after = np.zeros(len(steps), np.bool_)
-    after[1:] = ours[:-1] & (np.diff(steps.number) == 1)
-    return after & ~ours
 
 
 def warm_up(steps: Floats) -> int:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.run import InputEffect, LevelChange, Trend
 from stepscope.step.statistics import block_medians, spread
 
@@ -108,7 +109,16 @@ def find_level_changes(step_ns: Floats, numbers: Int64s) -> tuple[LevelChange, .
         return ()
     blocks = block_medians(logs, size)
     one_step = step_noise(logs, blocks, size)
-    noise = block_noise(blocks, size, one_step)
+    # Standard deviation of one block's median of logarithms, as it counts for long means:
+    # the largest of what single steps, neighbouring blocks and neighbouring groups of blocks
+    # show. Differences of neighbours hardly notice a change of level, and their spread does
+    # not notice a steady growth at all.
+    noise = one_step * MEDIAN_COST / math.sqrt(size)
+    length = 1
+    while len(blocks) // length - 1 >= _FEWEST_DIFFERENCES:
+        means = _group_means(blocks, length)
+        noise = max(noise, spread(np.diff(means)) * math.sqrt(length / 2))
+        length *= 2
     blocks = without_outliers(blocks, noise)
     cuts = _move_to_best(blocks, _find_cuts(blocks, noise), noise)
     while True:
@@ -160,7 +170,22 @@ def _find_cuts(blocks: Floats, noise: float) -> list[int]:
     while candidates and len(cuts) < _MOST_CHANGES:
         best, start, end = max(candidates, key=lambda candidate: candidate[0].score)
         candidates.remove((best, start, end))
-        if _is_abrupt(blocks, start, end, best.block, noise):
+        # Whether two levels fit the blocks around a cut clearly better than a straight
+        # line does. So many blocks are looked at as make the difference visible over the
+        # noise.
+        change = abs(float(blocks[best.block : end].mean() - blocks[start : best.block].mean()))
+        reach = max(_FEWEST_BLOCKS_PER_SIDE, math.ceil(2 * (_VISIBLE * noise / change) ** 2))
+        left, right = (
+            blocks[max(start, best.block - reach) : best.block],
+            blocks[best.block : min(end, best.block + reach)],
+        )
+        levels = float(((left - left.mean()) ** 2).sum() + ((right - right.mean()) ** 2).sum())
+        both = np.concatenate((left, right))
+        place = np.arange(len(both)) - (len(both) - 1) / 2
+        slope = float((place * both).sum() / (place**2).sum())
+        line = float(((both - both.mean() - slope * place) ** 2).sum())
+        jumps = abs(float(right.mean() - left.mean())) > change / 2
+        if jumps and line - levels > _CLEARLY * noise**2:
             cuts.append(best.block)
             across = [one for one in candidates if one[1] < best.block < one[2]]
             halves = {(one[1], best.block) for one in across} | {(start, best.block)}
@@ -194,21 +219,6 @@ def _best_cut(blocks: Floats, start: int, end: int, noise: float) -> _Cut:
     score[np.abs(np.expm1(change)) < _LEAST_CHANGE] = 0.0
     best = int(np.argmax(score))
     return _Cut(start + int(left[best]), float(score[best]))
-
-
-def _is_abrupt(blocks: Floats, start: int, end: int, cut: int, noise: float) -> bool:
-    """Whether two levels fit the blocks around a cut clearly better than a straight line does. So
-    many blocks are looked at as make the difference visible over the noise."""
-    change = abs(float(blocks[cut:end].mean() - blocks[start:cut].mean()))
-    reach = max(_FEWEST_BLOCKS_PER_SIDE, math.ceil(2 * (_VISIBLE * noise / change) ** 2))
-    left, right = blocks[max(start, cut - reach) : cut], blocks[cut : min(end, cut + reach)]
-    levels = float(((left - left.mean()) ** 2).sum() + ((right - right.mean()) ** 2).sum())
-    both = np.concatenate((left, right))
-    place = np.arange(len(both)) - (len(both) - 1) / 2
-    slope = float((place * both).sum() / (place**2).sum())
-    line = float(((both - both.mean() - slope * place) ** 2).sum())
-    jumps = abs(float(right.mean() - left.mean())) > change / 2
-    return jumps and line - levels > _CLEARLY * noise**2
 
 
 def _move_to_best(blocks: Floats, cuts: list[int], noise: float) -> list[int]:
@@ -306,12 +316,8 @@ def explain_by_inputs(step_ns: Floats, elements: Floats) -> tuple[InputEffect | 
     expected = np.full(len(step_ns), float(np.median(step_ns)) if len(step_ns) else 0.0)
     if fit is None:
         return None, expected
-    return _describe(fit, elements), _follow(fit, elements, expected)
-
-
-def _describe(fit: _Fit, elements: Floats) -> InputEffect:
     known = elements[elements > 0]
-    slope, half = float(fit.line[1]), 1.96 * fit.error
+    slope, half = float(fit.line[1]), NORMAL_95 * fit.error
     return InputEffect(
         explained=fit.explained,
         fixed_ms=float(fit.line[0]) / 1e6,
@@ -320,7 +326,7 @@ def _describe(fit: _Fit, elements: Floats) -> InputEffect:
         most=int(known.max()),
         low_ms=(slope - half) / fit.unit / 1e6,
         high_ms=(slope + half) / fit.unit / 1e6,
-    )
+    ), _follow(fit, elements, expected)
 
 
 def _follow(fit: _Fit, elements: Floats, median: Floats) -> Floats:
@@ -497,7 +503,7 @@ def _compare_pairs(blocks: Floats, level: NDArray[np.intp]) -> tuple[Floats, flo
 
 def _interval(slopes: Floats, deviation: float) -> tuple[float, float]:
     """95%: so many slopes on each side of the median as the number of rises strays by chance."""
-    middle, half = len(slopes) / 2, 1.96 * deviation / 2
+    middle, half = len(slopes) / 2, NORMAL_95 * deviation / 2
     low, high = (
         float(slopes[min(max(int(middle + side * half), 0), len(slopes) - 1)]) for side in (-1, 1)
     )
@@ -575,22 +581,6 @@ def staying_power(residuals: Floats, noise: float) -> float:
     correlation = (correlation + 3 / len(off)) / (1 - min(0.3, 4 / len(off)))
     correlation = min(max(correlation, 0.0), 0.98)
     return (1 + correlation) / (1 - correlation)
-
-
-def block_noise(blocks: Floats, size: int, one_step: float) -> float:
-    """Standard deviation of one block's median of logarithms, as it counts for long means: the
-    largest of what single steps, neighbouring blocks and neighbouring groups of blocks show.
-
-    Differences of neighbours hardly notice a change of level, and their spread does not notice a
-    steady growth at all.
-    """
-    noise = one_step * MEDIAN_COST / math.sqrt(size)
-    length = 1
-    while len(blocks) // length - 1 >= _FEWEST_DIFFERENCES:
-        means = _group_means(blocks, length)
-        noise = max(noise, spread(np.diff(means)) * math.sqrt(length / 2))
-        length *= 2
-    return noise
 
 
 def step_noise(logs: Floats, blocks: Floats, size: int) -> float:

@@ -126,19 +126,20 @@ class BucketTuner:
         timed: list[TimedStep] = []
         before = yield from self._time_exchange(None, timed)
         first = timed[-1]
-        self._learn_order(first.ready_ns)
+        # The first rank's order in which gradients become ready; ties keep their order.
+        order = sorted(self._order, key=lambda place: first.ready_ns[place])
+        self._order = [int(place) for place in self._agree.of_first(order)]
         all_bytes = sum(parameter.nbytes for parameter in self._parameters)
         for part in _PROBED_PARTS:
             cap = max(1, all_bytes // part)
-            sizes = BucketSizes(first_bytes=cap, cap_bytes=cap)
-            yield from self._time_exchange(sizes, timed)
+            yield from self._time_exchange(BucketSizes(first_bytes=cap, cap_bytes=cap), timed)
         costs = fit_costs(one.timeline for one in timed)
         candidates = self._candidates(before, timed, costs)
+        own = self._own_sizes(before)
         if not candidates or costs is None:
-            self._use(self._own_sizes(before))
+            self._use(own)
             self._finish(before, None, (first, first), costs, ())
             return
-        own = self._own_sizes(before)
         yield from self._try_in_rounds(own, [one.sizes for one in candidates])
         chosen = self._decide(own)
         after = [first]
@@ -146,7 +147,17 @@ class BucketTuner:
             after = []
             yield from self._time_exchange(chosen, after, steps=1)
         self._use(chosen)
-        tried = self._tried(before, candidates, timed, costs)
+        predicted = predict_sizes(*self._in_order(timed), before, costs).predicted
+        base_ns = median(self._turns[own]) - predicted.exposed_ns
+        tried = tuple(
+            TriedBuckets(
+                sizes=one.sizes,
+                buckets=len(one.buckets_bytes),
+                predicted_ns=base_ns + one.predicted.exposed_ns,
+                measured_ns=median(self._turns[one.sizes]),
+            )
+            for one in candidates
+        )
         new = chosen if chosen != own else None
         self._finish(before, new, (first, after[-1]), costs, tried)
 
@@ -162,11 +173,6 @@ class BucketTuner:
             yield
             timed.append(self._timer.end())
         return built_with
-
-    def _learn_order(self, ready_ns: Sequence[int]) -> None:
-        """The first rank's order in which gradients become ready."""
-        order = sorted(self._order, key=lambda place: ready_ns[place])  # ties keep their order
-        self._order = [int(place) for place in self._agree.of_first(order)]
 
     def _candidates(
         self, before: BucketSizes, timed: Sequence[TimedStep], costs: ExchangeCosts | None
@@ -197,7 +203,12 @@ class BucketTuner:
 
     def _try_in_rounds(self, own: BucketSizes | None, others: list[BucketSizes]) -> Steps:
         for number, count in enumerate(_ROUNDS):
-            others = self._fastest(others, count)
+            # The fastest as the first rank sees it; before the first round in the predicted order.
+            places = list(range(len(others)))
+            if self._turns:
+                times = [median(self._turns[sizes]) for sizes in others]
+                places.sort(key=lambda place: times[place])
+            others = [others[int(place)] for place in self._agree.of_first(places)][:count]
             turns = [own, *others]
             for sizes in turns if number % 2 == 0 else reversed(turns):
                 yield from self._take_turn(sizes)
@@ -216,13 +227,6 @@ class BucketTuner:
         wait_for_device(self._parameters[0])
         return time.perf_counter_ns()
 
-    def _fastest(self, sizes: list[BucketSizes], count: int) -> list[BucketSizes]:
-        """As the first rank sees it. Before the first round they are in the predicted order."""
-        places = list(range(len(sizes)))
-        if self._turns:
-            places.sort(key=lambda place: median(self._turns[sizes[place]]))
-        return [sizes[int(place)] for place in self._agree.of_first(places)][:count]
-
     def _decide(self, own: BucketSizes | None) -> BucketSizes | None:
         """The sizes that stay, as the first rank sees it."""
         most = max(len(turns) for turns in self._turns.values())
@@ -230,25 +234,6 @@ class BucketTuner:
         times = [self._turns[sizes] for sizes in finalists]
         best = choose_fastest(times, finalists.index(own))
         return finalists[int(self._agree.of_first([best])[0])]
-
-    def _tried(
-        self,
-        before: BucketSizes,
-        candidates: Sequence[Candidate],
-        timed: Sequence[TimedStep],
-        costs: ExchangeCosts,
-    ) -> tuple[TriedBuckets, ...]:
-        own = predict_sizes(*self._in_order(timed), before, costs)
-        base_ns = median(self._turns[self._own_sizes(before)]) - own.predicted.exposed_ns
-        return tuple(
-            TriedBuckets(
-                sizes=one.sizes,
-                buckets=len(one.buckets_bytes),
-                predicted_ns=base_ns + one.predicted.exposed_ns,
-                measured_ns=median(self._turns[one.sizes]),
-            )
-            for one in candidates
-        )
 
     def _finish(
         self,
@@ -306,7 +291,7 @@ class TriedBuckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningResult:
-    """What the training had before, what it has now, and why."""
+    """The buckets before and now, and why."""
 
     steps: int
     before: BucketSizes
@@ -347,7 +332,9 @@ class TuningResult:
         yield f"stepscope: {self.verdict}"
         yield f"  the tuning took {self.steps} steps"
         if self.costs is not None:
-            yield f"  {_words(self.costs)}"
+            per_byte_ns = self.costs.per_byte_ns
+            rate = f", then {byte_rate(1e9 / per_byte_ns)}" if per_byte_ns > 0 else ""
+            yield f"  a bucket costs {duration(self.costs.per_bucket_ns)}{rate}"
         yield from _table("before", self.before, self.before_timeline)
         if self.after is not None:
             yield from _table("now", self.after, self.after_timeline)
@@ -358,17 +345,8 @@ class TuningResult:
                 f"step, measured {duration(one.measured_ns)}"
             )
         if self.after is not None:
-            yield f"  next time, without tuning: {_call(self.after)}"
-
-
-def _words(costs: ExchangeCosts) -> str:
-    rate = f", then {byte_rate(1e9 / costs.per_byte_ns)}" if costs.per_byte_ns > 0 else ""
-    return f"a bucket costs {duration(costs.per_bucket_ns)}{rate}"
-
-
-def _call(sizes: BucketSizes) -> str:
-    arguments = f"cap_bytes={sizes.cap_bytes}, first_bytes={sizes.first_bytes}"
-    return f"stepscope.fix.ddp.set_buckets(ddp, {arguments})"
+            sizes = f"cap_bytes={self.after.cap_bytes}, first_bytes={self.after.first_bytes}"
+            yield f"  next time, without tuning: stepscope.fix.ddp.set_buckets(ddp, {sizes})"
 
 
 def _table(name: str, sizes: BucketSizes, timeline: ExchangeTimeline) -> Iterator[str]:
@@ -381,15 +359,15 @@ def _table(name: str, sizes: BucketSizes, timeline: ExchangeTimeline) -> Iterato
         f"{duration(timeline.backward_end_ns)}, the last bucket is done "
         f"{duration(timeline.exposed_ns)} later{hidden}"
     )
-    exposed = timeline.exposed_by_bucket()
-    for place, (bucket, exposed_ns) in enumerate(zip(timeline.buckets, exposed, strict=True)):
-        left_out = len(timeline.buckets) - _FIRST_ROWS - _LAST_ROWS
-        if place == _FIRST_ROWS and left_out > 1:
-            yield f"    ... {left_out} more"
-        if _FIRST_ROWS <= place < _FIRST_ROWS + left_out and left_out > 1:
-            continue
-        yield (
-            f"    bucket {place:>3}: {size(bucket.size_bytes):>8}, ready "
-            f"{duration(bucket.ready_ns):>8}, done {duration(bucket.end_ns):>8}, exposed "
-            f"{duration(exposed_ns):>8}"
+    rows = [
+        f"    bucket {place:>3}: {size(bucket.size_bytes):>8}, ready "
+        f"{duration(bucket.ready_ns):>8}, done {duration(bucket.end_ns):>8}, exposed "
+        f"{duration(exposed_ns):>8}"
+        for place, (bucket, exposed_ns) in enumerate(
+            zip(timeline.buckets, timeline.exposed_by_bucket(), strict=True)
         )
+    ]
+    left_out = len(rows) - _FIRST_ROWS - _LAST_ROWS
+    if left_out > 1:
+        rows[_FIRST_ROWS:-_LAST_ROWS] = [f"    ... {left_out} more"]
+    yield from rows

@@ -20,7 +20,6 @@ from stepscope.fix.ddp.gradient_exchange import (
 
 if TYPE_CHECKING:
     from stepscope.fix.ddp.gradient_exchange import Hook
-
 # The link is a queue: a bucket starts when its last gradient is ready and the bucket before it is
 # done, and takes `per_bucket_ns + per_byte_ns x bytes`. Both numbers are fitted to stretches of
 # time in which the link never pauses: a stretch of n buckets with b bytes lasts n alpha + b beta,
@@ -63,7 +62,7 @@ class ExchangeTimeline:
         return 1 - min(self.exposed_ns, self.busy_ns) / self.busy_ns if self.busy_ns else None
 
     def exposed_by_bucket(self) -> list[int]:
-        """What each bucket adds to the time after backward; the parts add up to exposed_ns."""
+        """Return what each bucket adds to the time after backward; it adds up to exposed_ns."""
         ends = accumulate((bucket.end_ns for bucket in self.buckets), max)
         edges = [self.backward_end_ns, *(max(end, self.backward_end_ns) for end in ends)]
         return [after - before for before, after in pairwise(edges)]
@@ -71,7 +70,7 @@ class ExchangeTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeCosts:
-    """What an exchange costs on this link."""
+    """The cost of an exchange on this link."""
 
     per_bucket_ns: float
     per_byte_ns: float
@@ -288,7 +287,13 @@ def best_candidates(
     """
     known = {predict_sizes(parameters, ready_ns, present, costs).buckets_bytes}
     by_count: dict[int, Candidate] = {}
-    for sizes in _possible_sizes(sum(parameter.nbytes for parameter in parameters)):
+    all_bytes = sum(parameter.nbytes for parameter in parameters)
+    caps = [max(_SMALLEST, math.ceil(all_bytes / count)) for count in _COUNTS]
+    for sizes in [
+        BucketSizes(first_bytes=max(_SMALLEST, cap // part), cap_bytes=cap)
+        for cap in dict.fromkeys(caps)
+        for part in _FIRST
+    ]:
         candidate = predict_sizes(parameters, ready_ns, sizes, costs)
         if candidate.buckets_bytes in known:
             continue
@@ -298,15 +303,6 @@ def best_candidates(
         if candidate.predicted.exposed_ns < best.predicted.exposed_ns:
             by_count[about] = candidate
     return sorted(by_count.values(), key=lambda one: one.predicted.exposed_ns)[:most]
-
-
-def _possible_sizes(all_bytes: int) -> list[BucketSizes]:
-    caps = [max(_SMALLEST, math.ceil(all_bytes / count)) for count in _COUNTS]
-    return [
-        BucketSizes(first_bytes=max(_SMALLEST, cap // part), cap_bytes=cap)
-        for cap in dict.fromkeys(caps)
-        for part in _FIRST
-    ]
 
 
 # Numbers that all ranks of a group share.
@@ -320,31 +316,24 @@ class RanksAgree:
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
         """Each number as it is on the rank where it is largest."""
+        import torch
         import torch.distributed as dist
 
         if not numbers:
             return []
-        tensor = self._tensor(numbers)
+        tensor = torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
-        return self._numbers(tensor)
+        return list(tensor.tolist())
 
     def of_first(self, numbers: Sequence[float]) -> list[float]:
         """The numbers of the group's first rank."""
+        import torch
         import torch.distributed as dist
 
-        tensor = self._tensor(numbers)
+        tensor = torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
         dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
-        return self._numbers(tensor)
+        return list(tensor.tolist())
 
     def meet(self) -> None:
         """Wait until every rank is here."""
         self.largest([0.0])
-
-    def _tensor(self, numbers: Sequence[float]) -> Any:
-        import torch
-
-        return torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
-
-    def _numbers(self, tensor: Any) -> list[float]:
-        numbers: list[float] = tensor.tolist()
-        return numbers

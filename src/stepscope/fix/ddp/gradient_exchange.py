@@ -61,10 +61,15 @@ def link_groups(interfaces: Sequence[str]) -> list[Any]:
     if missing or not interfaces:
         what = f"no network interface {', '.join(missing)}" if missing else "no interface is named"
         raise UsageError(f"link_groups: {what}; this host has {', '.join(sorted(present))}")
-    groups = []
-    for name in interfaces:
-        with _variable(_INTERFACE, name):
+    groups, before = [], os.environ.get(_INTERFACE)
+    try:
+        for name in interfaces:
+            os.environ[_INTERFACE] = name
             groups.append(dist.new_group(backend="gloo"))
+    finally:
+        os.environ.pop(_INTERFACE)
+        if before is not None:
+            os.environ[_INTERFACE] = before
     return groups
 
 
@@ -81,20 +86,6 @@ def _check(groups: Sequence[Any]) -> None:
                 f"round_robin_hook: group {place} holds the ranks {ranks}, but group 0 holds "
                 f"{first}. Give groups of the same ranks in the same order"
             )
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for a moment."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 # Several backward passes before one exchange of gradients.
@@ -172,7 +163,9 @@ def why_not_rebuilt(ddp: Any) -> str | None:
             hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.parameters()
         ),
         "the model has sparse gradients": any(ddp._build_params_for_reducer()[1]),
-        "torch's built-in communication hook is registered": _has_builtin_hook(ddp),
+        "torch's built-in communication hook is registered": (
+            bool(ddp._get_ddp_logging_data().get("comm_hook")) and not ddp._comm_hooks
+        ),
         "a communication hook is registered that may depend on the buckets": any(
             not getattr(hook, FITS_ANY_BUCKETS, False) for hook, _state in ddp._comm_hooks
         ),
@@ -206,6 +199,8 @@ def rebuild_reducer(
     a reducer that does not stay need an order. No forward may wait for its backward: those
     gradients would not be exchanged.
     """
+    import torch.distributed as dist
+
     ddp.reducer._check_reducer_finalized()  # DDP's next forward would raise the same error
     ddp.reducer._remove_autograd_hooks()
     parameters = reducer_parameters(ddp)
@@ -220,7 +215,9 @@ def rebuild_reducer(
         ddp.logger._set_static_graph()
         ddp._static_graph_delay_allreduce_enqueued = False
     if hook is not None:
-        _register(ddp, *hook)
+        state, call = hook
+        ddp.logger._set_comm_hook_name(getattr(call, "__qualname__", type(call).__name__))
+        dist._register_comm_hook(ddp.reducer, state, call)
     if not stays:
         ddp.reducer._push_all_rebuilt_params()
         ddp.reducer._rebuild_buckets()
@@ -287,14 +284,3 @@ def _other_buckets(
         yield wanted
     finally:
         dist.Reducer = original
-
-
-def _register(ddp: Any, state: Any, hook: Hook) -> None:
-    import torch.distributed as dist
-
-    ddp.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__name__))
-    dist._register_comm_hook(ddp.reducer, state, hook)
-
-
-def _has_builtin_hook(ddp: Any) -> bool:
-    return bool(ddp._get_ddp_logging_data().get("comm_hook")) and not ddp._comm_hooks

@@ -11,10 +11,10 @@ from stepscope.fix.fuse.array import ArrayScaler as ArrayScaler
 from stepscope.fix.fuse.array import ModelArray as ModelArray
 from stepscope.fix.fuse.array import fuse as fuse
 from stepscope.fix.fuse.compiled import CapturedStep as CapturedStep
-from stepscope.fix.fuse.largest_array import ArrayFit as ArrayFit
-from stepscope.fix.fuse.largest_array import largest_array as largest_array
+from stepscope.fix.fuse.split_array import ArrayFit as ArrayFit
 from stepscope.fix.fuse.split_array import SplitArray as SplitArray
 from stepscope.fix.fuse.split_array import fuse_to_fit as fuse_to_fit
+from stepscope.fix.fuse.split_array import largest_array as largest_array
 from stepscope.fix.fuse.stacked import NotFusableError as NotFusableError
 from stepscope.fix.fuse.stacked import Stacked as Stacked
 from stepscope.fix.fuse.sweep import grid as grid

@@ -12,7 +12,7 @@ import enum
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 
 
 def check_given(models: Sequence[nn.Module]) -> None:
-    """UsageError if there are none, or one is there twice."""
+    """Raise a UsageError if there are no models, or one is there twice."""
     if not models:
         raise UsageError("fuse needs at least one model")
     if len({id(model) for model in models}) < len(models):
@@ -36,20 +36,22 @@ def check_given(models: Sequence[nn.Module]) -> None:
 
 
 def check_alike(models: Sequence[nn.Module]) -> None:
-    """UsageError with the first difference."""
-    first = _tensors(models[0])
+    """Raise a UsageError with the first difference."""
+    first, kinds = _tensors(models[0]), _kinds(models[0])
     for number, model in enumerate(models[1:], 1):
-        other = _tensors(model)
-        for name in {**first, **other}:
-            if first.get(name) != other.get(name):
-                here, there = (_words(name, one.get(name)) for one in (first, other))
+        tensors, others = _tensors(model), _kinds(model)
+        for name in {**first, **tensors}:
+            if first.get(name) != tensors.get(name):
+                here, there = (_words(name, one.get(name)) for one in (first, tensors))
                 raise UsageError(
                     f"model {number} is not built like model 0: {name} is {there}, not {here}"
                 )
-        kinds, others = _kinds(models[0]), _kinds(model)
         for path in {**kinds, **others}:
             if kinds.get(path) is not others.get(path):
-                here, there = (_kind_words(one.get(path)) for one in (kinds, others))
+                here, there = (
+                    f"a {one[path].__name__}" if path in one else "missing"
+                    for one in (kinds, others)
+                )
                 raise UsageError(
                     f"model {number} is not built like model 0: "
                     f"{path or 'it'} is {there}, not {here}"
@@ -66,12 +68,8 @@ def _kinds(model: nn.Module) -> dict[str, type]:
     return {path: type_before_parametrizations(module) for path, module in model.named_modules()}
 
 
-def _kind_words(kind: type | None) -> str:
-    return "missing" if kind is None else f"a {kind.__name__}"
-
-
 def _tensors(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """By name: what must be the same in all models, and which earlier name is the same tensor."""
+    """Return what must be the same in all models, and which earlier name is the same tensor."""
     first: dict[int, str] = {}
     found: dict[str, tuple[Any, ...]] = {}
     for kind in (model.named_parameters, model.named_buffers):
@@ -127,8 +125,8 @@ def make_template(model: nn.Module, knows: Callable[[Any], bool]) -> nn.Module:
 
 
 def refresh_kept_tensors(module: nn.Module) -> None:
-    """What a template's module keeps beside its parameters and buffers: tensors that its code made,
-    equal for all models, and in recurrent modules a list of the weights."""
+    """Renew the tensors that a template's code made, equal for all models, and the list of weights
+    that recurrent modules keep."""
     for name, value in vars(module).items():
         if isinstance(value, Stacked) and value.common is not None:
             vars(module)[name] = value.common
@@ -169,8 +167,17 @@ NOT_SETTINGS = {*vars(nn.Module()), "_compiled_call_impl", *_OF_RECURRENT_MODULE
 
 def settle(template: nn.Module, models: Sequence[nn.Module], knows: Callable[[Any], bool]) -> None:
     """Prepare the template for what differs from model to model, and for what is not known."""
-    for path, name, values in differing_settings(models, knows):
-        put_difference(template.get_submodule(path), name, values)
+    comparisons = [ModelComparison(models[0], other) for other in models[1:]]
+    for path, _ in models[0].named_modules():
+        own = [vars(one.get_submodule(path)) for one in models]
+        for name in dict.fromkeys(name for one in own for name in one):
+            if name in NOT_SETTINGS or name == "forward":
+                continue
+            values = tuple(one.get(name, MISSING) for one in own)
+            pairs = zip(comparisons, values[1:], strict=True)
+            alike = all(one.are_same(values[0], value) for one, value in pairs)
+            if not (alike and knows(values[0])):
+                put_difference(template.get_submodule(path), name, values)
 
 
 def put_difference(module: nn.Module, name: str, values: tuple[Any, ...]) -> None:
@@ -181,28 +188,14 @@ def put_difference(module: nn.Module, name: str, values: tuple[Any, ...]) -> Non
     else:
         alike = len({id(value) for value in values}) == 1
         why = "is each model's own" if alike else "differs from model to model"
-        _raise_when_asked(module, name, why)
-
-
-def differing_settings(
-    models: Sequence[nn.Module], knows: Callable[[Any], bool]
-) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-    """Module, attribute and every model's value, where they differ or are not known."""
-    compare = [ModelComparison(models[0], other) for other in models[1:]]
-    for path, _ in models[0].named_modules():
-        own = [vars(one.get_submodule(path)) for one in models]
-        for name in dict.fromkeys(name for one in own for name in one):
-            if name in NOT_SETTINGS or name == "forward":
-                continue
-            values = tuple(one.get(name, MISSING) for one in own)
-            pairs = zip(compare, values[1:], strict=True)
-            alike = all(one.are_same(values[0], value) for one, value in pairs)
-            if not (alike and knows(values[0])):
-                yield path, name, values
+        # By a class of this module's own: Python asks the class before the module.
+        vars(module).pop(name, None)
+        kind = type(module)
+        module.__class__ = type(kind.__name__, (kind,), {name: _Differs(name, why)})
 
 
 class ModelComparison:
-    """Of what two models hold, to any depth."""
+    """Compare what two models hold, to any depth."""
 
     def __init__(self, one: nn.Module, other: nn.Module) -> None:
         self._paths = {
@@ -228,12 +221,18 @@ class ModelComparison:
     def _have_same_parts(self, a: Any, b: Any) -> bool:
         ours, theirs = _parts(a), _parts(b)
         if ours is None or theirs is None:
-            return _are_equal(a, b)
+            # NaN equals NaN; what cannot say whether it is equal is not.
+            try:
+                answer = a == b
+                same = answer if isinstance(answer, bool) else answer.all()
+                return bool(same or (a != a and b != b))
+            except Exception:
+                return False
         return len(ours) == len(theirs) and all(map(self.are_same, ours, theirs))
 
 
 def _parts(value: Any) -> list[Any] | None:
-    """What it is made of, in order; None: it has no parts."""
+    """Return what a value is made of, in order; None: it has no parts."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, list | tuple):
@@ -251,16 +250,6 @@ def _parts(value: Any) -> list[Any] | None:
     return None
 
 
-def _are_equal(a: Any, b: Any) -> bool:
-    """NaN equals NaN; what cannot say whether it is equal is not."""
-    try:
-        answer = a == b
-        same = answer if isinstance(answer, bool) else answer.all()
-        return bool(same or (a != a and b != b))
-    except Exception:
-        return False
-
-
 class _Differs:
     """An attribute that has another value in each model, until the template's own code sets it."""
 
@@ -276,13 +265,6 @@ class _Differs:
 
     def __set__(self, module: Any, value: Any) -> None:
         vars(module)[self._name] = value
-
-
-def _raise_when_asked(module: nn.Module, name: str, why: str) -> None:
-    """By a class of this module's own: Python asks the class before the module."""
-    vars(module).pop(name, None)
-    kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {name: _Differs(name, why)})
 
 
 # Which values a model's attributes may have for one template to stand for all models.
@@ -305,7 +287,7 @@ Kind = TypeVar("Kind")
 
 
 class KnownValues:
-    """Of the attributes of one model's modules."""
+    """Tell which attributes of one model's modules a template can copy."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = {id(module) for module in model.modules()}
@@ -331,7 +313,11 @@ class KnownValues:
             cells = [_cell(cell) for cell in value.__closure__ or ()]
             given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             return not vars(value) and all(map(self._is_fixed, [*cells, *given]))
-        return _is_operator_or_number(value)
+        # torch's and numpy's own, which keep nothing.
+        kind = type(value)
+        if kind.__module__ == "numpy" or kind.__module__.startswith("numpy.dtypes"):
+            return kind.__name__ != "ndarray"
+        return kind.__name__ in ("OpOverload", "OpOverloadPacket", "ScriptFunction")
 
     def _is_fixed(self, value: Any) -> bool:
         """A constant, or made of constants only."""
@@ -344,7 +330,10 @@ class KnownValues:
             return True
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            return self._knows_tensor(value)
+            if isinstance(value, Stacked):
+                return True
+            plain = type(value) is torch.Tensor and value.layout is torch.strided
+            return plain and not value.requires_grad and _memory_of(value) not in self._memory
         if isinstance(value, nn.Module):
             return id(value) in self._modules
         if is_array(value):
@@ -354,24 +343,10 @@ class KnownValues:
         parts = _parts_of(value)
         return parts is not None and all(self._knows(part, seen) for part in parts)
 
-    def _knows_tensor(self, value: torch.Tensor) -> bool:
-        if isinstance(value, Stacked):
-            return True
-        plain = type(value) is torch.Tensor and value.layout is torch.strided
-        return plain and not value.requires_grad and _memory_of(value) not in self._memory
-
 
 def is_array(value: Any) -> bool:
     """Whether it is numpy's, which is not imported for this."""
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
-
-
-def _is_operator_or_number(value: Any) -> bool:
-    """torch's and numpy's own, which keep nothing."""
-    kind = type(value)
-    if kind.__module__ == "numpy" or kind.__module__.startswith("numpy.dtypes"):
-        return kind.__name__ != "ndarray"
-    return kind.__name__ in ("OpOverload", "OpOverloadPacket", "ScriptFunction")
 
 
 def contents_of(value: Any, kind: type[Kind]) -> list[Kind]:
@@ -394,7 +369,7 @@ def contents_of(value: Any, kind: type[Kind]) -> list[Kind]:
 
 
 def _parts_of(value: Any) -> list[Any] | None:
-    """What it is made of; None: it may hide something."""
+    """Return what a value is made of; None: it may hide something."""
     kind = type(value)
     if isinstance(value, MethodType):
         return [value.__self__] if isinstance(value.__func__, FunctionType) else None

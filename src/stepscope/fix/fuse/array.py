@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ModelArray(JoinedModels):
-    """What `fuse` gives."""
+    """Train several models as one; `fuse` makes it."""
 
     # Training.
 
@@ -188,7 +188,7 @@ class ModelArray(JoinedModels):
         return self._window(slice(0, place)), self._window(slice(place, len(self)))
 
     def checkpoint(self) -> dict[str, Any]:
-        """What training goes on from: weights, optimizers, schedulers, random numbers."""
+        """Return what training goes on from: weights, optimizers, schedulers, random numbers."""
         return {
             "models": [self.state_of(model) for model in range(len(self))],
             "optimizer": self.optimizer.checkpoint() if self.optimizer is not None else None,
@@ -358,7 +358,7 @@ class ArrayScaler:
 
 
 def clip_each(stacks: Sequence[torch.Tensor], most: float | Sequence[float]) -> torch.Tensor:
-    """As torch.nn.utils.clip_grad_norm_ for each model; every model's norm before."""
+    """Clip each model's gradient as clip_grad_norm_ does; return every model's norm before."""
     gradients = [stack.grad for stack in stacks if stack.grad is not None]
     if not gradients:
         raise UsageError("there is no gradient to clip. Call array.backward(loss) first")

@@ -66,6 +66,20 @@ def modules_alone(models: Sequence[nn.Module]) -> dict[str, str]:
     return alone
 
 
+def _modules(models: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Module]]:
+    for number, model in enumerate(models):
+        for path, module in model.named_modules():
+            yield number, path, module
+
+
+def _tensors(models: Sequence[nn.Module]) -> Iterator[tuple[int, str, torch.Tensor]]:
+    for number, model in enumerate(models):
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            yield number, name, weight
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            yield number, name, buffer
+
+
 def hooks_made() -> int:
     """How many hooks of any kind this process has registered: another number, new hooks."""
     return int(torch.utils.hooks.RemovableHandle.next_id)
@@ -78,73 +92,56 @@ def own_hooks(module: nn.Module) -> bool:
 
 
 def _module_hooks(models: Sequence[nn.Module]) -> Found:
-    for model in models:
-        for path, module in model.named_modules():
-            if own_hooks(module):
-                yield path, "it has hooks, which each model's module must call"
+    for _, path, module in _modules(models):
+        if own_hooks(module):
+            yield path, "it has hooks, which each model's module must call"
 
 
 def _own_forward(models: Sequence[nn.Module]) -> Found:
-    for model in models:
-        for path, module in model.named_modules():
-            own: Any = vars(module).get("forward")
-            if own is not None and getattr(own, "__self__", None) is not module:
-                yield path, "its forward was set on the module itself, not on its class"
+    for _, path, module in _modules(models):
+        own: Any = vars(module).get("forward")
+        if own is not None and getattr(own, "__self__", None) is not module:
+            yield path, "its forward was set on the module itself, not on its class"
 
 
 def _global_hooks(_models: Sequence[nn.Module]) -> Found:
-    for name in _GLOBAL_HOOKS:
-        for hook in getattr(torch_modules, name).values():
-            if not (getattr(hook, "__module__", "") or "").startswith("stepscope."):
-                yield (
-                    "",
-                    (
-                        "a hook for all modules (such as by register_module_forward_hook) "
-                        "would run once for all fused models. Register it on the modules, or "
-                        "remove it before the fused models compute"
-                    ),
-                )
+    words = (
+        "a hook for all modules (such as by register_module_forward_hook) would run once for all "
+        "fused models. Register it on the modules, or remove it before the fused models compute"
+    )
+    for hook in (hook for name in _GLOBAL_HOOKS for hook in getattr(torch_modules, name).values()):
+        if not (getattr(hook, "__module__", "") or "").startswith("stepscope."):
+            yield "", words
 
 
 def _wrapped(models: Sequence[nn.Module]) -> Found:
-    for number, model in enumerate(models):
-        for path, module in model.named_modules():
-            advice = _WRAPPERS.get(type(module).__name__)
-            if advice and type(module).__module__.startswith("torch."):
-                name = f"{path} of model {number}" if path else f"model {number}"
-                yield path, f"{name} is a {type(module).__name__}: {advice}"
-
-
-def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
+    for number, path, module in _modules(models):
+        advice = _WRAPPERS.get(type(module).__name__)
+        if advice and type(module).__module__.startswith("torch."):
+            name = f"{path} of model {number}" if path else f"model {number}"
+            yield path, f"{name} is a {type(module).__name__}: {advice}"
 
 
 def _lazy(models: Sequence[nn.Module]) -> Found:
-    for number, model in enumerate(models):
-        for name, tensor in _named(model):
-            if is_lazy(tensor):
-                yield (
-                    "",
-                    f"{name} of model {number} has no shape yet. Call every model once before fuse",
-                )
+    for number, name, tensor in _tensors(models):
+        if is_lazy(tensor):
+            words = f"{name} of model {number} has no shape yet. Call every model once before fuse"
+            yield "", words
 
 
 def _unusual_tensors(models: Sequence[nn.Module]) -> Found:
-    for number, model in enumerate(models):
-        for name, tensor in _named(model):
-            kind = type(tensor).__name__
-            if type(tensor) not in _PLAIN and not is_lazy(tensor):
-                words = f"a {kind}, a tensor with code of its own"
-            elif tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-                words = f"a {'quantized' if tensor.is_quantized else tensor.layout} tensor"
-            elif tensor.is_meta:
-                words = "a meta tensor, without values"
-            elif not tensor.is_leaf:
-                words = "computed from other tensors, not a leaf"
-            else:
-                continue
-            yield "", f"{name} of model {number} is {words}: fuse stacks ordinary tensors only"
+    for number, name, tensor in _tensors(models):
+        if type(tensor) not in _PLAIN and not is_lazy(tensor):
+            words = f"a {type(tensor).__name__}, a tensor with code of its own"
+        elif tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+            words = f"a {'quantized' if tensor.is_quantized else tensor.layout} tensor"
+        elif tensor.is_meta:
+            words = "a meta tensor, without values"
+        elif not tensor.is_leaf:
+            words = "computed from other tensors, not a leaf"
+        else:
+            continue
+        yield "", f"{name} of model {number} is {words}: fuse stacks ordinary tensors only"
 
 
 def _hooks_after_gradients(models: Sequence[nn.Module]) -> Found:
@@ -152,50 +149,45 @@ def _hooks_after_gradients(models: Sequence[nn.Module]) -> Found:
         for name, tensor in model.named_parameters():
             hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
             if any(not hasattr(hook, "of_fuse") for hook in hooks.values()):
-                yield (
-                    "",
+                words = (
                     f"{name} of model {number} has a hook by "
                     "register_post_accumulate_grad_hook, which would find no gradient. The "
                     "gradients of fused models lie in array.parameters(). Do its work "
-                    "between array.backward and array.step",
+                    "between array.backward and array.step"
                 )
+                yield "", words
 
 
 def _memory_of_two(models: Sequence[nn.Module]) -> Found:
     """Two tensors in one memory would be apart in the array."""
     spans: list[tuple[int, int, str, int, int]] = []
-    for number, model in enumerate(models):
-        for name, tensor in _named(model):
-            if tensor.numel() and not is_lazy(tensor) and not tensor.is_meta:
-                begin = tensor.data_ptr()
-                span = sum(
-                    (size - 1) * step
-                    for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-                )
-                end = begin + (span + 1) * tensor.element_size()
-                spans.append((begin, end, name, number, id(tensor)))
+    for number, name, tensor in _tensors(models):
+        if tensor.numel() and not is_lazy(tensor) and not tensor.is_meta:
+            begin, pairs = tensor.data_ptr(), zip(tensor.shape, tensor.stride(), strict=True)
+            elements = 1 + sum((size - 1) * step for size, step in pairs)
+            end = begin + elements * tensor.element_size()
+            spans.append((begin, end, name, number, id(tensor)))
     spans.sort()
     for first, second in pairwise(spans):
         tied = first[4] == second[4] and first[3] == second[3]
         if second[0] < first[1] and not tied:
-            yield (
-                "",
+            words = (
                 f"{first[2]} of model {first[3]} and {second[2]} of model {second[3]} share "
-                "memory, but fused models cannot. Give each a tensor of its own",
+                "memory, but fused models cannot. Give each a tensor of its own"
             )
+            yield "", words
 
 
 def _modes(models: Sequence[nn.Module]) -> Found:
     first = {path: module.training for path, module in models[0].named_modules()}
-    for number, model in enumerate(models[1:], 1):
-        for path, module in model.named_modules():
-            if first.get(path, module.training) != module.training:
-                here, there = (("eval", "train")[one] for one in (first[path], module.training))
-                yield (
-                    "",
-                    f"{path or 'it'} is in {there} mode in model {number} and in {here} mode "
-                    "in model 0. Call train() or eval() on that module of every model",
-                )
+    for number, path, module in _modules(models):
+        if first.get(path, module.training) != module.training:
+            here, there = (("eval", "train")[one] for one in (first[path], module.training))
+            words = (
+                f"{path or 'it'} is in {there} mode in model {number} and in {here} mode "
+                "in model 0. Call train() or eval() on that module of every model"
+            )
+            yield "", words
 
 
 BEHAVIOURS = (
@@ -213,7 +205,7 @@ BEHAVIOURS = (
     # State in Python.
     Behaviour("numbers, lists and tensors that forward keeps", FOLLOWED, "python_state.py"),
     Behaviour("attributes changed after fuse", FOLLOWED, "python_state.py"),
-    Behaviour("attributes that differ between models", ALONE, "differences.py"),
+    Behaviour("attributes that differ between models", ALONE, "architecture.py"),
     Behaviour("closures, iterators, generators and other objects", ALONE, "architecture.py"),
     Behaviour("random and numpy.random in forward", REFUSED, "random_streams.py"),
     # Tensors of the models.
@@ -225,8 +217,8 @@ BEHAVIOURS = (
     Behaviour("requires_grad changed after fuse", FOLLOWED, "stacks.py"),
     Behaviour("weights whose data is replaced after fuse", FOLLOWED, "stacks.py"),
     Behaviour("buffers written to or assigned", FOLLOWED, "stacks.py"),
-    Behaviour("sparse gradients", REFUSED, "rules/embeddings.py"),
-    Behaviour("embeddings with max_norm and padding", ALONE, "rules/embeddings.py"),
+    Behaviour("sparse gradients", REFUSED, "rules/layers.py"),
+    Behaviour("embeddings with max_norm and padding", ALONE, "rules/layers.py"),
     # Autograd.
     Behaviour("hooks on weights", FOLLOWED, "stacks.py"),
     Behaviour("hooks after a weight's gradient", REFUSED, check=_hooks_after_gradients),
@@ -281,12 +273,14 @@ def steps_in_its_own_way(optimizer: torch.optim.Optimizer) -> bool:
     of_all = [
         hook for kind in _GLOBAL_OPTIMIZER_HOOKS for hook in getattr(torch_optimizer, kind).values()
     ]
-    if any(not isinstance(hook, StepGuard) for hook in own):
-        return True
-    if any(not (getattr(hook, "__module__", "") or "").startswith("stepscope.") for hook in of_all):
-        return True
     step = vars(optimizer).get("step")
-    return step is not None and not hasattr(step, "_wrapped_by_lr_sched")
+    return (
+        any(not isinstance(hook, StepGuard) for hook in own)
+        or any(
+            not (getattr(one, "__module__", "") or "").startswith("stepscope.") for one in of_all
+        )
+        or (step is not None and not hasattr(step, "_wrapped_by_lr_sched"))
+    )
 
 
 class StepGuard:
@@ -339,17 +333,14 @@ def _call(act: Callable[[int], None], model: int, _optimizer: Any) -> None:
 def state_before(own: Sequence[dict[str, Any]], stack: torch.Tensor) -> dict[str, torch.Tensor]:
     """The states of one weight of all models, stacked; zero for a model that has none."""
     kinds = dict.fromkeys(kind for state in own for kind in state if state[kind] is not None)
-    if not kinds:
-        return {}
     stacked: dict[str, torch.Tensor] = {}
-    for kind in kinds:
-        if kind == "step":
-            continue
+    for kind in (kind for kind in kinds if kind != "step"):
         values = [state.get(kind) for state in own]
-        shape = torch.zeros_like(stack[0])
-        if any(one is not None and one.shape != shape.shape for one in values):
+        empty = torch.zeros_like(stack[0])
+        if any(one is not None and one.shape != empty.shape for one in values):
             raise UsageError(f"an optimizer's {kind} from before has another shape than its weight")
-        stacked[kind] = torch.stack([shape if one is None else one.to(shape) for one in values])
-    steps = [float(state.get("step", 1.0 if state else 0.0)) for state in own]
-    stacked["step"] = torch.tensor(steps, dtype=torch.float64, device=stack.device)
+        stacked[kind] = torch.stack([empty if one is None else one.to(empty) for one in values])
+    if kinds:
+        steps = [float(state.get("step", 1.0 if state else 0.0)) for state in own]
+        stacked["step"] = torch.tensor(steps, dtype=torch.float64, device=stack.device)
     return stacked

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -30,48 +30,27 @@ if TYPE_CHECKING:
 _ROUNDS = "emulate_precision_casts"
 
 
-class CompilableArray(Protocol):
-    """What the compiler needs of an array."""
-
-    training: bool
-    changes: int
-
-    def __len__(self) -> int: ...
-
-    def apply_each(self, function: Callable[..., Any], *inputs: Any) -> Any: ...
-
-    def arguments(self, inputs: tuple[Any, ...]) -> list[Any]: ...
-
-    def stacked_tensors(self) -> list[Stacked]: ...
-
-
 class CompiledFunction:
     """Call it as the function itself, with the inputs that `array.apply_each` takes."""
 
     def __init__(
         self, array: CompilableArray, function: Callable[..., Any], options: dict[str, Any]
     ) -> None:
-        self._array, self._function = array, function
-        self._options = {"dynamic": False, **_rounding_as_eager(options)}
-        self._known: dict[Any, _Recorded] = {}
+        self.array, self.function = array, function
+        self.options = {"dynamic": False, **_rounding_as_eager(options)}
+        self._recorded: dict[Any, _Recorded] = {}
 
     def __call__(self, *inputs: Any) -> Any:
-        flat, shape = tree_flatten(self._array.arguments(inputs))
+        flat, shape = tree_flatten(self.array.arguments(inputs))
         places = [_Place.of(value) for value in flat]
-        held = self._array.stacked_tensors()
-        mode = self._array.training, self._array.changes
+        held = self.array.stacked_tensors()
+        mode = self.array.training, self.array.changes
         key = (tuple(places), str(shape), mode, tuple(map(id, held)))
-        if key not in self._known:
-            self._known = {**self._known, key: _Recorded(self, places, shape, held)}
-        tensors = [_Place.tensor(value) for value in flat if isinstance(value, torch.Tensor)]
-        return self._known[key](tensors)
-
-    def record(self, inputs: list[Any]) -> Any:
-        return self._array.apply_each(self._function, *inputs)
-
-    def compile(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = torch.compile(run, **self._options)
-        return compiled
+        if key not in self._recorded:
+            self._recorded = {**self._recorded, key: _Recorded(self, places, shape, held)}
+        return self._recorded[key](
+            [_plain(value) for value in flat if isinstance(value, torch.Tensor)]
+        )
 
 
 def _rounding_as_eager(options: dict[str, Any]) -> dict[str, Any]:
@@ -93,31 +72,17 @@ def _rounding_as_eager(options: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "options": given}
 
 
-class _Place:
+class _Place(NamedTuple):
     """How an input or output is put together again from a plain tensor."""
 
-    def __init__(self, kind: str, value: Any = None) -> None:
-        self.kind, self.value = kind, value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Place) and (self.kind, self.value) == (other.kind, other.value)
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.value))
+    kind: str
+    value: Any = None
 
     @classmethod
     def of(cls, value: Any) -> _Place:
         if isinstance(value, Stacked):
             return cls("common" if value.common is not None else value.order, value.count)
-        if isinstance(value, torch.Tensor):
-            return cls("tensor")
-        return cls("value", value)
-
-    @staticmethod
-    def tensor(value: torch.Tensor) -> torch.Tensor:
-        if isinstance(value, Stacked):
-            return value.physical if value.common is None else value.common
-        return value
+        return cls("tensor") if isinstance(value, torch.Tensor) else cls("value", value)
 
     def put(self, tensors: Iterator[torch.Tensor]) -> Any:
         if self.kind == "value":
@@ -142,7 +107,7 @@ class _Recorded:
         self._out_shape: Any = None
         # The compiler takes it as one operation and records what it calls.
         operation = torch.compiler.allow_in_graph(self._run)
-        self._compiled = owner.compile(lambda *tensors: operation(*tensors))
+        self._compiled = torch.compile(lambda *tensors: operation(*tensors), **owner.options)
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         results = iter(self._compiled(*self._stacks, *tensors))
@@ -153,10 +118,11 @@ class _Recorded:
         stacks, inputs = tensors[: len(self._stacks)], iter(tensors[len(self._stacks) :])
         with self._in_place_of(stacks):
             values = [place.put(inputs) for place in self._places]
-            result = self._owner.record(tree_unflatten(values, self._shape))
+            inner = tree_unflatten(values, self._shape)
+            result = self._owner.array.apply_each(self._owner.function, *inner)
         flat, self._out_shape = tree_flatten(result)
         self._out_places = [_Place.of(value) for value in flat]
-        return tuple(_Place.tensor(value) for value in flat if isinstance(value, torch.Tensor))
+        return tuple(_plain(value) for value in flat if isinstance(value, torch.Tensor))
 
     @contextmanager
     def _in_place_of(self, stacks: tuple[torch.Tensor, ...]) -> Iterator[None]:
@@ -190,13 +156,21 @@ def check_can_compile(together: bool) -> None:
 _FIRST_CALLS = 3  # libraries choose their kernels, and optimizers make their states
 
 
-class TrainedArray(Protocol):
-    """What a captured step needs of an array."""
+class CompilableArray(Protocol):
+    """The part of an array that compiled and captured steps need."""
 
     training: bool
+    changes: int
     optimizer: ArrayOptimizer | None
     chooser: Chooser
-    changes: int
+
+    def __len__(self) -> int: ...
+
+    def apply_each(self, function: Callable[..., Any], *inputs: Any) -> Any: ...
+
+    def arguments(self, inputs: tuple[Any, ...]) -> list[Any]: ...
+
+    def stacked_tensors(self) -> list[Stacked]: ...
 
     def check_can_capture(self) -> None: ...
 
@@ -211,7 +185,7 @@ class CapturedStep:
     def __init__(
         self,
         step: Callable[..., Any],
-        arrays: Sequence[TrainedArray],
+        arrays: Sequence[CompilableArray],
         first_calls: int = _FIRST_CALLS,
         device: torch.device | None = None,
     ) -> None:
@@ -230,7 +204,7 @@ class CapturedStep:
                 array.optimizer.hold_on_device()
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the step returns, without history; overwritten by the next call."""
+        """Return the step's result, without history; the next call overwrites it."""
         if not self._is_on_cuda(inputs):
             return _without_history(self._step(*inputs))
         held = self._prepare(inputs)
@@ -238,7 +212,15 @@ class CapturedStep:
             self._held, self._graph, self._outputs, self._calls = held, None, None, 0
         self._calls += 1
         if self._calls <= self._first_calls:
-            return self._run_as_it_is(inputs)
+            # On the stream that will capture: what autograd keeps belongs to one stream.
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                result = _without_history(self._step(*inputs))
+            current.wait_stream(self._stream)
+            return result
         if self._graph is None:
             self._capture(inputs)
         self._fill(inputs)
@@ -270,17 +252,6 @@ class CapturedStep:
                 held.append(array.optimizer.held())
         flat, shape = tree_flatten(inputs)
         return (*held, *map(_kind, flat), str(shape))
-
-    def _run_as_it_is(self, inputs: Sequence[Any]) -> Any:
-        """On the stream that will capture: what autograd keeps belongs to one stream."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            result = _without_history(self._step(*inputs))
-        current.wait_stream(self._stream)
-        return result
 
     def _capture(self, inputs: Sequence[Any]) -> None:
         if self._stream is None:
@@ -315,7 +286,7 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def _kind(value: Any) -> Any:
-    """What a graph cannot change about an input."""
+    """Return what a graph cannot change about an input."""
     if isinstance(value, Stacked):
         return value.count, value.order, value.common is None, _kind(_plain(value))
     if isinstance(value, torch.Tensor):

@@ -28,7 +28,7 @@ from stepscope.fix.fuse.behaviours import hooks_made, modules_alone
 from stepscope.fix.fuse.kernel_choice import Choose, Chooser, usual_choice
 from stepscope.fix.fuse.ledger import ArrayLedger, timed
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
-from stepscope.fix.fuse.python_state import PythonState, check_keeps_nothing
+from stepscope.fix.fuse.python_state import PythonState
 from stepscope.fix.fuse.random_streams import (
     Draws,
     OwnDraws,
@@ -124,7 +124,21 @@ class JoinedModels(nn.Module):
             return
         hooks = hooks_made() != self._hooks_seen
         if self._stacks.have_moved() or (hooks and modules_alone(self._models) != self._hooked):
-            self._join_again()
+            # The models have other weights, modules or hooks than before.
+            former, windows = self.optimizer, self._stacks.windows
+            states = former.states_of(range(len(self))) if former is not None else None
+            self._join()
+            if former is not None and states is not None:
+                former.leave()
+                same = {
+                    name
+                    for name, (_, own) in self._stacks.windows.items()
+                    if name in windows and all(map(is_, own, windows[name][1]))
+                }
+                kept = {name: state for name, state in states[0].items() if name in same}
+                self.optimizer = ArrayOptimizer(self, former.optimizers)
+                self.optimizer.restore((kept, states[1]))
+                self.optimizer.go_on_as(former)
         elif self._state.from_models():
             self._proven.clear()
             self.changes += 1
@@ -158,7 +172,7 @@ class JoinedModels(nn.Module):
             yield
         self._stacks.keep_replaced()
         if before is None:
-            check_keeps_nothing(self._state)
+            self._state.check_keeps_nothing()
             return
         check_nothing_drawn(before[0])
         self._streams.check_outside(before[1])
@@ -203,23 +217,6 @@ class JoinedModels(nn.Module):
         self._some = self.stacked_tensors()[:1]
         self._hooks_seen = hooks_made()
         self.changes += 1
-
-    def _join_again(self) -> None:
-        """The models have other weights, modules or hooks than before."""
-        former, windows = self.optimizer, self._stacks.windows
-        states = former.states_of(range(len(self))) if former is not None else None
-        self._join()
-        if former is not None and states is not None:
-            former.leave()
-            same = {
-                name
-                for name, (_, own) in self._stacks.windows.items()
-                if name in windows and all(map(is_, own, windows[name][1]))
-            }
-            kept = {name: state for name, state in states[0].items() if name in same}
-            self.optimizer = ArrayOptimizer(self, former.optimizers)
-            self.optimizer.restore((kept, states[1]))
-            self.optimizer.go_on_as(former)
 
     def _take(
         self,
@@ -290,7 +287,7 @@ class JoinedModels(nn.Module):
         return result
 
     def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
-        """What a forward pass may change before it fails: buffers and random numbers."""
+        """Copy what a forward pass may change before it fails: buffers and random numbers."""
         buffers = dict(self._template[0].get_submodule(path).named_buffers())
         saved = {
             name: one.physical.clone() for name, one in buffers.items() if isinstance(one, Stacked)
@@ -302,7 +299,7 @@ class JoinedModels(nn.Module):
     def undo(
         self, before: tuple[dict[str, torch.Tensor], list[Any]], models: Sequence[int] | None = None
     ) -> None:
-        """What `changing` gave, for all models or these."""
+        """Go back to what `changing` gave, for all models or these."""
         chosen = range(len(self)) if models is None else models
         with torch.no_grad():
             for name, values in before[0].items():
@@ -327,7 +324,14 @@ def compute_alone(
 ) -> Any:
     """The results of all models' modules of this path, stacked. Their weights are leaves with
     hooks of their own, whose gradients stacks.py adds to the stacks'."""
-    _check_arguments((args, kwargs))
+    # An object whose tensors cannot be taken apart goes to no model.
+    arguments = (args, kwargs)
+    for value in tree_leaves(arguments):
+        held = getattr(value, "__dict__", {})
+        if not isinstance(value, Stacked) and any(
+            isinstance(one, Stacked) for one in tree_leaves(held)
+        ):
+            raise NotFusableError(f"a {type(value).__name__} holds tensors of all models")
     placed = template.get_submodule(path)
     recorded = any(
         isinstance(one, Stacked) and not is_ordinary(one.physical)
@@ -364,16 +368,6 @@ def reason_of(error: Exception) -> str:
         return str(error)
     line = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {line}"
-
-
-def _check_arguments(arguments: Any) -> None:
-    """An object whose tensors cannot be taken apart goes to no model."""
-    for value in tree_leaves(arguments):
-        held = getattr(value, "__dict__", {})
-        if not isinstance(value, Stacked) and any(
-            isinstance(one, Stacked) for one in tree_leaves(held)
-        ):
-            raise NotFusableError(f"a {type(value).__name__} holds tensors of all models")
 
 
 def _own_tensors(module: nn.Module, template: nn.Module, number: int) -> dict[str, torch.Tensor]:

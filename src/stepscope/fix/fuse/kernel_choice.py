@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stepscope.errors import UsageError
 from stepscope.fix.choice_cache import ChoiceCache
-from stepscope.fix.fuse.stacked import is_ordinary
+from stepscope.fix.fuse.stacked import is_capturing, is_ordinary
 
 if TYPE_CHECKING:
     Way = Callable[..., torch.Tensor]
@@ -78,14 +78,8 @@ class Chooser:
         return chosen
 
     def choices(self) -> dict[str, str]:
-        """What was measured: the fastest way of each call."""
+        """Return what was measured: the fastest way of each call."""
         return {_words(key): way for key, way in self._known.items()}
-
-    def _counts_launches(self, operator: WayToChoose) -> bool:
-        """A CPU computes what it launches."""
-        if operator.tensors[0].device.type != "cuda":
-            return True
-        return self.launches_count and all(map(is_ordinary, operator.tensors))
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -95,13 +89,18 @@ class Chooser:
         finally:
             _current.pop()
 
+    def _counts_launches(self, operator: WayToChoose) -> bool:
+        """A CPU computes what it launches."""
+        on_cpu = operator.tensors[0].device.type != "cuda"
+        return on_cpu or (self.launches_count and all(map(is_ordinary, operator.tensors)))
+
     def _look_up_or_measure(self, operator: WayToChoose, key: tuple[Any, ...]) -> str:
-        first = operator.tensors[0]
-        if first.device.type == "cpu" and operator.work() < _LEAST_WORK:
+        device = operator.tensors[0].device
+        if device.type == "cpu" and operator.work() < _LEAST_WORK:
             return operator.usual
-        cache = self._caches.get(first.device)
-        if cache is None:
-            cache = self._caches[first.device] = ChoiceCache.of_device(_CACHE, first.device)
+        if device not in self._caches:
+            self._caches[device] = ChoiceCache.of_device(_CACHE, device)
+        cache = self._caches[device]
         chosen = cache.get(_words(key))
         if chosen not in operator.ways():
             chosen = _measured(operator, self._counts_launches(operator))
@@ -140,17 +139,16 @@ def fastest(operator: WayToChoose, launches_count: bool = True) -> str:
 
 
 def _seconds(way: Way, tensors: Sequence[torch.Tensor]) -> float:
-    """Of the fastest of a few passes, forward and backward."""
+    """Return the shortest of a few passes, forward and backward."""
     run, device = _pass_of(way, tensors), tensors[0].device
-    best = float("inf")
-    for number in range(1 + _TIMES):  # the first lets libraries choose their kernels
+    times = []
+    for _ in range(1 + _TIMES):
         _wait(device)
         start = time.perf_counter()
         run()
         _wait(device)
-        if number:
-            best = min(best, time.perf_counter() - start)
-    return best
+        times.append(time.perf_counter() - start)
+    return min(times[1:])  # the first lets libraries choose their kernels
 
 
 def _device_seconds(way: Way, tensors: Sequence[torch.Tensor]) -> float:
@@ -200,22 +198,17 @@ def _measured(operator: WayToChoose, launches_count: bool) -> str | None:
     if any(type(size) is not int for size in sizes):
         return None
     with _disable_current_modes():  # a compiler records: measure beside it
-        with_values = operator._replace(tensors=_with_values(operator.tensors))
-        return fastest(with_values, launches_count)
+        tensors = list(map(_with_values, operator.tensors))
+        return fastest(operator._replace(tensors=tensors), launches_count)
 
 
-def _with_values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of these shapes and layouts that hold random values."""
-    made = []
-    for one in tensors:
-        pairs = zip(one.shape, one.stride(), strict=True)
-        room = 1 + sum((size - 1) * stride for size, stride in pairs)
-        values = torch.zeros(room, dtype=one.dtype, device=one.device)
-        if one.is_floating_point():
-            values.normal_(generator=torch.Generator(one.device).manual_seed(0))
-        laid_out = values.as_strided(one.shape, one.stride())
-        made.append(laid_out.requires_grad_(one.requires_grad))
-    return made
+def _with_values(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of this shape and layout that holds random values."""
+    room = 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+    values = torch.zeros(room, dtype=like.dtype, device=like.device)
+    if like.is_floating_point():
+        values.normal_(generator=torch.Generator(like.device).manual_seed(0))
+    return values.as_strided(like.shape, like.stride()).requires_grad_(like.requires_grad)
 
 
 def _wait(device: torch.device) -> None:
@@ -238,21 +231,11 @@ def proven_kernels(module: str, tensor: torch.Tensor) -> Any:
         return None
     key = (module, tensor.device)
     if key not in _known:
-        if on_cuda and _is_capturing():
+        if on_cuda and is_capturing():
             return None
-        _known[key] = _proven(*key)
+        try:
+            kernels = import_module(f"stepscope.fix.fuse.{module}")
+            _known[key] = kernels if kernels.agrees(tensor.device) else None
+        except Exception:  # no Triton, no compiler for it, or a device that it does not know
+            _known[key] = None
     return _known[key]
-
-
-def _proven(module: str, device: torch.device) -> Any:
-    try:
-        kernels = import_module(f"stepscope.fix.fuse.{module}")
-        return kernels if kernels.agrees(device) else None
-    except Exception:  # no Triton, no compiler for it, or a device that it does not know
-        return None
-
-
-def _is_capturing() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_current_stream_capturing())

@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import mean
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ _open: list[ArrayLedger] = []
 
 
 class ArrayLedger:
-    """Of one array."""
+    """Count how the functions of one array were computed."""
 
     def __init__(self) -> None:
         self._times: Counter[tuple[str, str]] = Counter()
@@ -50,8 +49,8 @@ class ArrayLedger:
         return ways
 
     def cost_ms(self) -> dict[str, dict[str, float]]:
-        """Of the forward pass of each module and function that was computed model by model: the
-        mean of its last calls."""
+        """Return the mean forward time of the last calls of each module and function that was
+        computed model by model."""
         costs: dict[str, dict[str, float]] = {"modules": {}, "functions": {}}
         for (kind, name), spent in self._spent.items():
             costs[kind][name] = mean(read_ms() for read_ms in spent)
@@ -70,42 +69,21 @@ def timed(kind: str, name: str, like: torch.Tensor | None) -> Iterator[None]:
     is_real = type(like) in (torch.Tensor, torch.nn.Parameter)  # else it is being compiled
     if not _open or like is None or not is_real:
         yield
-        return
-    clock = _DeviceClock(like.device) if like.device.type == "cuda" else _HostClock()
-    yield
-    read_ms = clock.stop()
-    if read_ms is not None:
-        _open[-1].add_time(kind, name, read_ms)
-
-
-class _HostClock:
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    def stop(self) -> Callable[[], float] | None:
-        spent_ms = 1e3 * (time.perf_counter() - self._start)
-        return lambda: spent_ms
-
-
-class _DeviceClock:
-    """By events on the current stream; none while a graph is captured."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._start = None if torch.cuda.is_current_stream_capturing() else self._event()
-
-    def _event(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def stop(self) -> Callable[[], float] | None:
-        if self._start is None:
-            return None
-        start, end = self._start, self._event()
+    elif like.device.type != "cuda":
+        start = time.perf_counter()
+        yield
+        spent_ms = 1e3 * (time.perf_counter() - start)
+        _open[-1].add_time(kind, name, lambda: spent_ms)
+    elif torch.cuda.is_current_stream_capturing():  # a graph's events cannot be read
+        yield
+    else:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(torch.cuda.current_stream(like.device))
+        yield
+        end.record(torch.cuda.current_stream(like.device))
 
         def read_ms() -> float:
             end.synchronize()
-            return float(start.elapsed_time(end))
+            return float(begin.elapsed_time(end))
 
-        return read_ms
+        _open[-1].add_time(kind, name, read_ms)

@@ -149,7 +149,7 @@ class ArrayOptimizer:
         return range(len(self.optimizers))
 
     def _follow(self) -> None:
-        """What the user changed: groups of weights, and hooks that only an own step calls."""
+        """Notice what the user changed: groups of weights, and hooks that an own step calls."""
         sizes = _group_sizes(self.optimizers)
         if sizes != self._sizes:
             self._groups, self._sizes = _group_of_each(self._array, self.optimizers), sizes
@@ -176,7 +176,7 @@ class ArrayOptimizer:
         self._columns.as_columns = True
 
     def held(self) -> tuple[Any, ...]:
-        """What a captured step holds and cannot change: it is captured again when this changes."""
+        """Return what a captured step cannot change: it is captured again when this changes."""
         numbers: tuple[Any, ...] = ()
         if self.use_kernels and self._kind in KERNELS:
             numbers = tuple(
@@ -228,8 +228,8 @@ class ArrayOptimizer:
     def _count_apart_what_waits(self) -> None:
         """Weights that have no gradient in this step: they are behind the others from now on."""
         for name, state in self._states.items():
-            if _COUNT not in state and self._array.get_parameter(name).grad is None:
-                state[_COUNT] = self._counts.clone()
+            if self._array.get_parameter(name).grad is None:
+                state.setdefault(_COUNT, self._counts.clone())
 
     def _step_by_own_count(
         self, group: int, name: str, going: torch.Tensor | None, left_out: list[bool] | None
@@ -279,9 +279,9 @@ class ArrayOptimizer:
             model = self._array[number]
             own = {name: model.get_parameter(name.replace("/", ".")) for name in self._groups}
             for name, weight in own.items():
-                stack, missing = self._array.get_parameter(name), left_out.get(name)
-                absent = stack.grad is None or (missing is not None and missing[number])
-                weight.grad = None if absent else stack.grad[number]
+                gradient = self._array.get_parameter(name).grad
+                absent = gradient is None or (name in left_out and left_out[name][number])
+                weight.grad = None if absent or gradient is None else gradient[number]
             with self._guard.allowed():
                 optimizer.step()
             for weight in own.values():
@@ -289,7 +289,7 @@ class ArrayOptimizer:
 
     def checkpoint(self) -> dict[str, Any]:
         """Copies of all states and settings."""
-        states, steps = self.states_of(range(len(self.optimizers)))
+        states, steps = self.states_of(self._places())
         own = [copy.deepcopy(optimizer.state_dict()) for optimizer in self.optimizers]
         return {"states": states, "steps": steps, "own": own}
 
@@ -310,10 +310,10 @@ class ArrayOptimizer:
             {weight: copy.deepcopy(state) for weight, state in optimizer.state.items()}
             for optimizer in self.optimizers
         ]
-        return (*self.states_of(range(len(self.optimizers))), own)
+        return (*self.states_of(self._places()), own)
 
     def put_back(self, copies: tuple[dict[str, State], list[int], list[dict[Any, Any]]]) -> None:
-        """What `copies` gave, once."""
+        """Go back to what `copies` gave, once."""
         states, steps, own = copies
         self._states = {name: {} for name in self._groups}
         self.restore((states, steps))
@@ -330,7 +330,7 @@ class ArrayOptimizer:
             name: {kind: value[chosen] for kind, value in state.items()}
             for name, state in self._states.items()
         }
-        places = range(len(self.optimizers))[chosen] if isinstance(chosen, slice) else chosen
+        places = self._places()[chosen] if isinstance(chosen, slice) else chosen
         return states, [int(self._counts[model]) for model in places]
 
     def restore(self, states: tuple[dict[str, State], list[int]]) -> None:
@@ -437,7 +437,7 @@ class SettingColumns:
             self._copy(torch.tensor(numbers, dtype=torch.float64))
 
     def of(self, group: int) -> dict[str, Any]:
-        """By name: a value, or a column [models] of the device."""
+        """Return values by name, or columns [models] of the device."""
         return {name: self._setting(group, name) for name in self._values[group]}
 
     def values_of(self, group: int, name: str) -> Values:
@@ -456,7 +456,7 @@ class SettingColumns:
         return any(self._values[group].get(name, ()))
 
     def signature(self) -> tuple[Any, ...]:
-        """What a captured step cannot change: which settings are used, and those without number."""
+        """Return what a captured step cannot change: settings in use, and those without number."""
         return tuple(
             (name, *values) if not _is_number(values[0]) else (name, any(values))
             for settings in self._values
@@ -464,12 +464,12 @@ class SettingColumns:
         )
 
     def _setting(self, group: int, name: str) -> Any:
-        values = self._values[group][name]
-        place = self._places.get((group, name))
-        if place is not None and (self.as_columns or not _all_equal(values)):
+        values, place = self._values[group][name], self._places.get((group, name))
+        agreed = _all_equal(values)
+        if place is not None and (self.as_columns or not agreed):
             assert self._columns is not None
             return self._columns[place]
-        if not _all_equal(values):
+        if not agreed:
             raise UsageError(f"fused models cannot differ in a setting such as {values[0]!r}")
         return float(values[0]) if place is not None else values[0]
 

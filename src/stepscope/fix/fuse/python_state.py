@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import (
     Callable,
+    Iterable,
     Iterator,
     MutableMapping,
     MutableSequence,
@@ -37,7 +38,7 @@ _OF_TEMPLATE = {"forward", "flatten_parameters"}  # what fuse itself puts there
 
 
 class PythonState:
-    """Of the models of one array and their template."""
+    """Keep the models of one array and their template alike in Python."""
 
     def __init__(self, models: Sequence[nn.Module], template: nn.Module) -> None:
         self._models, self._known = models, KnownValues(models[0])
@@ -53,22 +54,36 @@ class PythonState:
             return False
         found, looked = False, dict[int, Any]()
         for same in self._below(root):
-            if not any(one.has_changed(looked) for one in same.own):
-                continue
-            found = True
-            for name in {name for one in same.own for name in one.changed()}:
-                self._settle(same, name)
-            self._accept(same)
+            if any(one.has_changed(looked) for one in same.own):
+                found = True
+                self._settle_all(same, {name for one in same.own for name in one.changed()})
         return found
 
     def to_models(self) -> None:
         """Give every model what the template's code changed in its modules."""
         looked: dict[int, Any] = {}
         for same in self._modules:
-            if same.shared.has_changed(looked):
-                for name in same.shared.changed():
-                    self._give(same, name)
-                self._accept(same)
+            if not same.shared.has_changed(looked):
+                continue
+            for name in same.shared.changed():
+                value = same.shared.values.get(name, MISSING)
+                for model, one in enumerate(same.own):
+                    if value is MISSING:
+                        one.values.pop(name, None)
+                    else:
+                        old = one.values.get(name)
+                        one.values[name] = self._of_model(same.path, value, model, old)
+            self._accept(same)
+
+    def check_keeps_nothing(self) -> None:
+        """UsageError where compiled or captured code would keep something in Python only once."""
+        looked: dict[int, Any] = {}
+        if any(same.shared.has_changed(looked) for same in self._modules):
+            raise UsageError(
+                "the models' code keeps Python state in forward, which compiled and captured "
+                "steps would update only once. If it is a cache, call the fused models once "
+                "before. Else leave the step uncompiled"
+            )
 
     def _models_have_changed(self) -> bool:
         """The same question for all at once, as it is asked in every step."""
@@ -90,18 +105,12 @@ class PythonState:
         looked: dict[int, Any] = {}
         return any(one.has_changed(looked) for one in inside)
 
-    def template_has_changed(self) -> bool:
-        looked: dict[int, Any] = {}
-        return any(same.shared.has_changed(looked) for same in self._modules)
-
     def forget(self, root: str) -> None:
         """Undo what the template's code changed below `root` before it failed."""
         looked: dict[int, Any] = {}
         for same in self._below(root):
             if same.shared.has_changed(looked):
-                for name in same.shared.changed():
-                    self._settle(same, name)
-                self._accept(same)
+                self._settle_all(same, same.shared.changed())
 
     def _accept(self, same: _SameModule) -> None:
         same.accept()
@@ -112,23 +121,25 @@ class PythonState:
             if not root or same.path == root or same.path.startswith(f"{root}."):
                 yield same
 
-    def _settle(self, same: _SameModule, name: str) -> None:
+    def _settle_all(self, same: _SameModule, names: Iterable[str]) -> None:
         """The template's value is that of all models, or one that no code may ask for."""
-        values = tuple(one.values.get(name, MISSING) for one in same.own)
-        first = values[0]
-        if name == "training" and any(value != first for value in values):
-            raise UsageError(
-                f"{same.path or 'the model'} is in train mode in some fused models and in "
-                "eval mode in others. Call train() or eval() on that module of every model"
-            )
-        if all(value is MISSING for value in values):
-            same.shared.values.pop(name, None)
-        elif _can_be_stacked(values):
-            same.shared.values[name] = Stacked(torch.stack(values), len(values))
-        elif self._known.knows(first) and self._known.are_same(self._models, values):
-            same.shared.values[name] = self._copied(first)
-        else:
-            put_difference(same.module, name, values)
+        for name in names:
+            values = tuple(one.values.get(name, MISSING) for one in same.own)
+            first = values[0]
+            if name == "training" and any(value != first for value in values):
+                raise UsageError(
+                    f"{same.path or 'the model'} is in train mode in some fused models and in "
+                    "eval mode in others. Call train() or eval() on that module of every model"
+                )
+            if all(value is MISSING for value in values):
+                same.shared.values.pop(name, None)
+            elif _can_be_stacked(values):
+                same.shared.values[name] = Stacked(torch.stack(values), len(values))
+            elif self._known.knows(first) and self._known.are_same(self._models, values):
+                same.shared.values[name] = self._copied(first)
+            else:
+                put_difference(same.module, name, values)
+        self._accept(same)
 
     def _copied(self, value: Any) -> Any:
         """A template's copy, which refers to the template's modules."""
@@ -138,15 +149,6 @@ class PythonState:
         for module in contents_of(value, nn.Module):
             memo[id(module)] = places.get(ours.get(id(module), "?"), module)
         return copy.deepcopy(value, memo)
-
-    def _give(self, same: _SameModule, name: str) -> None:
-        value = same.shared.values.get(name, MISSING)
-        for model, one in enumerate(same.own):
-            if value is MISSING:
-                one.values.pop(name, None)
-            else:
-                own = self._of_model(same.path, value, model, one.values.get(name))
-                one.values[name] = own
 
     def _of_model(self, path: str, value: Any, model: int, old: Any) -> Any:
         """One model's part of what the template's code made; containers stay the model's own."""
@@ -203,16 +205,6 @@ def _rebuilt(value: Any, old: Any, part: Callable[..., Any]) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return value._make(map(part, value))
     return None
-
-
-def check_keeps_nothing(state: PythonState) -> None:
-    """UsageError where compiled or captured code would keep something in Python only once."""
-    if state.template_has_changed():
-        raise UsageError(
-            "the models' code keeps Python state in forward, which compiled and captured "
-            "steps would update only once. If it is a cache, call the fused models once "
-            "before. Else leave the step uncompiled"
-        )
 
 
 class _SameModule:

@@ -32,7 +32,6 @@ import torch
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.fix.fuse.sweep import (
     Build,
-    StartedTrial,
     SweptTrial,
     TrialArray,
     TrialFailedError,
@@ -72,15 +71,25 @@ class TrialHost:
         if name in self._trials:
             self._unclaimed.discard(name)
             return True
-        self._forget_unclaimed()
-        if sum(len(array) for array in self._arrays) >= self._width:
+        # Trials that left after the checkpoint was written come back with it; nobody asks.
+        if time.monotonic() - self._begun > _GRACE_S:
+            for gone in list(self._unclaimed):
+                self.leave(gone)
+        if self._is_full():
             return False
         number = max(self._names, default=-1) + 1
         started = start_trial(self._build, dict(config), number, self._seed)
         self._names[number], self._trials[name] = name, started.trial
-        self._place(started)
+        alike = next((array for array in self._arrays if array.kind == started.kind), None)
+        if alike is not None:
+            alike.add(started)
+        else:
+            self._arrays.append(TrialArray(started))
         self._joined = time.monotonic()
         return True
+
+    def _is_full(self) -> bool:
+        return sum(len(array) for array in self._arrays) >= self._width
 
     def next_report(self, name: str, seen: int) -> dict[str, Any] | None:
         """The report after those that the trial has seen; None: ask again soon; empty: the trial is
@@ -92,8 +101,8 @@ class TrialHost:
         if trial.error is not None:
             raise trial.error
         if len(trial.losses) <= seen:
-            if self._waits():
-                return None
+            if not self._is_full() and time.monotonic() - self._joined < _PATIENCE_S:
+                return None  # others may still come to train with
             self._train()
             if len(trial.losses) <= seen:
                 return None
@@ -101,40 +110,22 @@ class TrialHost:
         return {"loss": trial.losses[seen], "step": step, "done": step >= self._steps}
 
     def leave(self, name: str) -> None:
-        """It makes room for the next."""
+        """Make room for the next."""
         self._unclaimed.discard(name)
         trial = self._trials.pop(name, None)
-        if trial is None:
-            return
-        del self._names[trial.number]
-        self._take_out(trial)
-
-    def _forget_unclaimed(self) -> None:
-        """Trials that left after the checkpoint was written come back with it; nobody asks."""
-        if time.monotonic() - self._begun > _GRACE_S:
-            for name in list(self._unclaimed):
-                self.leave(name)
-
-    def _waits(self) -> bool:
-        full = sum(len(array) for array in self._arrays) >= self._width
-        return not full and time.monotonic() - self._joined < _PATIENCE_S
-
-    def _place(self, started: StartedTrial) -> None:
-        for array in self._arrays:
-            if array.kind == started.kind:
-                array.add(started)
-                return
-        self._arrays.append(TrialArray(started))
+        if trial is not None:
+            del self._names[trial.number]
+            self._take_out(trial)
 
     def _take_out(self, trial: SweptTrial) -> None:
-        """Of its array, if it is still in one."""
-        for array in list(self._arrays):
-            for place in range(len(array)):
-                if array.trials[place] is trial:
-                    array.remove(place)
-                    if not len(array):
-                        self._arrays.remove(array)
-                    return
+        """Remove a trial from its array, if it is still in one."""
+        for array in self._arrays:
+            place = next((n for n, one in enumerate(array.trials) if one is trial), None)
+            if place is not None:
+                array.remove(place)
+                if not len(array):
+                    self._arrays.remove(array)
+                return
 
     def _train(self) -> None:
         """One report's steps of every array, then whoever is done leaves."""
@@ -142,30 +133,27 @@ class TrialHost:
             try:
                 array.train(self._every)
             except TrialFailedError as error:
-                self._fail(array.trials[error.place], error.__cause__ or error)
+                self._fail([array.trials[error.place]], error.__cause__ or error)
                 continue
             except Exception as error:
-                for trial in array.trials:
-                    self._fail(trial, error)
+                self._fail(array.trials, error)
                 continue
             for trial in array.trials:
                 if trial.step >= self._steps:
                     self._take_out(trial)
-                    self._save_weights(trial)
+                    trial.state = "finished"
+                    assert trial.model is not None
+                    content = {"config": dict(trial.config), "model": trial.model.state_dict()}
+                    _write(content, self._file.parent / f"{self._names[trial.number]}.pt")
+                    trial.model = None
         self._rounds += 1
         if self._rounds % self._keep == 0:
             self._save()
 
-    def _fail(self, trial: SweptTrial, error: BaseException) -> None:
-        trial.error, trial.state = error, "failed"
-        self._take_out(trial)
-
-    def _save_weights(self, trial: SweptTrial) -> None:
-        trial.state = "finished"
-        assert trial.model is not None
-        content = {"config": dict(trial.config), "model": trial.model.state_dict()}
-        _write(content, self._file.parent / f"{self._names[trial.number]}.pt")
-        trial.model = None
+    def _fail(self, trials: list[SweptTrial], error: BaseException) -> None:
+        for trial in trials:
+            trial.error, trial.state = error, "failed"
+            self._take_out(trial)
 
     def _save(self) -> None:
         ended = [
@@ -254,8 +242,8 @@ class ArrayPool:
         ]
 
     def trainable(self) -> Any:
-        """What tune.Tuner takes. Its reports have `loss` (the mean of the last `every` steps) and
-        `step`."""
+        """Return what tune.Tuner takes. Its reports have `step` and `loss`, the mean of the last
+        `every` steps."""
         from ray import tune
 
         hosts = self.hosts
@@ -316,12 +304,19 @@ class HostedTrial:
         )
 
     def _ask(self) -> dict[str, Any] | None:
-        """None: not yet. A host that was started again may not know the trial, which then joins
-        anew; its reports are the same, wherever it trains."""
+        """Return the next report; None: not yet. A host that was started again may not know the
+        trial, which then joins anew; its reports are the same, wherever it trains."""
         import ray
 
-        if self._host is None and not self._join():
-            return None
+        if self._host is None:
+            # Trials begin at different hosts, so that these fill alike.
+            first = sum(map(ord, self._name)) % len(self._hosts)
+            for host in self._hosts[first:] + self._hosts[:first]:
+                if ray.get(host.join.remote(self._name, self._config)):
+                    self._host = host
+                    break
+            else:
+                return None
         answer: dict[str, Any] | None = ray.get(
             self._host.next_report.remote(self._name, self._seen)
         )
@@ -337,17 +332,6 @@ class HostedTrial:
                 ray.get(self._host.leave.remote(self._name))
             except ray.exceptions.RayError:
                 return  # when it starts again, it forgets trials that nobody asks for
-
-    def _join(self) -> bool:
-        """Trials begin at different hosts, so that these fill alike."""
-        import ray
-
-        first = sum(map(ord, self._name)) % len(self._hosts)
-        for host in self._hosts[first:] + self._hosts[:first]:
-            if ray.get(host.join.remote(self._name, self._config)):
-                self._host = host
-                return True
-        return False
 
 
 def import_ray() -> Any:

@@ -10,13 +10,15 @@ model trains as it would have.
 
 from __future__ import annotations
 
+import copy
 import gc
+import itertools
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -27,9 +29,8 @@ from torch.utils._pytree import tree_leaves
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.array import ModelArray, fuse
-from stepscope.fix.fuse.largest_array import largest_array
 from stepscope.fix.fuse.stacked import Stacked
-from stepscope.fix.memory_meters import allocatable_bytes, is_out_of_memory
+from stepscope.fix.memory_meters import allocatable_bytes, is_out_of_memory, meter_on
 from stepscope.fix.random_states import restore, states_now
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _TEMPORARIES = 8  # tensors of one weight's size that its update makes at most
 
 
 class SplitArray:
-    """What `fuse_to_fit` gives: models by number, in one array or several."""
+    """Train models by number, in one array or several; `fuse_to_fit` makes it."""
 
     def __init__(self, array: ModelArray, memory_limit: int | None = None, **options: Any) -> None:
         """`options` are those of `fuse` for arrays to come."""
@@ -64,12 +65,12 @@ class SplitArray:
         inputs differ in shape, such as an epoch's last batch, step one group after the other.
         """
         if self._limit is not None and self._most is None:
-            self._cut_to(self._fitting(loss, inputs))
+            self._cut_to_fit(loss, inputs)
         losses: dict[int, torch.Tensor] = {}
         work = deque((array, tuple(range(len(array)))) for array in self.arrays)
         while work:
             array, places = work.popleft()
-            given = self._inputs_of(array, inputs)
+            given = [self._own(array, one) for one in inputs]
             now = _alike(given, places)
             limits = self._own(array, list(clip) if isinstance(clip, tuple) else clip)
             try:
@@ -159,7 +160,7 @@ class SplitArray:
         return len(self) - 1
 
     def checkpoint(self) -> dict[str, Any]:
-        """What training goes on from, by array, and which models each holds."""
+        """Return what training goes on from, by array, and which models each holds."""
         members = [[self._place_of(one) for one in _models(array)] for array in self.arrays]
         saved = [array.checkpoint() for array in self.arrays]
         return {"members": members, "arrays": saved, "most": self._most}
@@ -167,7 +168,7 @@ class SplitArray:
     def resume(self, saved: dict[str, Any]) -> None:
         """Go on from a checkpoint, in arrays cut as they were then."""
         members: list[list[int]] = saved["members"]
-        if sorted(chain(*members)) != list(range(len(self))) or len(self.arrays) > 1:
+        if sorted(itertools.chain(*members)) != list(range(len(self))) or len(self.arrays) > 1:
             raise UsageError(
                 f"the checkpoint has {sum(map(len, members))} models. Resume it with as many "
                 f"models, not with {len(self)}"
@@ -188,32 +189,27 @@ class SplitArray:
         self._most = saved["most"]
 
     def report(self) -> dict[str, Any]:
-        """Of the first array, and how all were cut."""
+        """Return the first array's report, and how all were cut."""
         sizes = [len(array) for array in self.arrays]
         return {**self.arrays[0].report(), "arrays": sizes, "halvings": list(self.halvings)}
 
     # Inside.
 
-    def _fitting(self, loss: Loss, inputs: Sequence[Any]) -> int:
-        """By the first model and its batch."""
+    def _cut_to_fit(self, loss: Loss, inputs: Sequence[Any]) -> None:
+        """Cut into arrays of about one size, as the first model and its batch allow."""
         first = self.arrays[0]
         if first.optimizer is None:
             raise UsageError("these models were fused without optimizers. Give one for each model")
         batch = [_change_lists(itemgetter(0), one) for one in inputs]
-        fit = largest_array(
-            first[0], first.optimizer.optimizers[0], loss, *batch, memory=self._limit
-        )
-        return max(1, fit.low)
-
-    def _cut_to(self, most: int) -> None:
-        """Arrays of about one size, none larger."""
-        self._most = most
-        whole = self.arrays.pop()
-        while len(whole) > most:
-            arrays_left = -(-len(whole) // most)
-            part, whole = whole.cut(-(-len(whole) // arrays_left))
+        optimizer = first.optimizer.optimizers[0]
+        fit = largest_array(first[0], optimizer, loss, *batch, memory=self._limit)
+        self._most = most = max(1, fit.low)
+        rest = self.arrays.pop()
+        while len(rest) > most:
+            arrays_left = -(-len(rest) // most)
+            part, rest = rest.cut(-(-len(rest) // arrays_left))
             self.arrays.append(part)
-        self.arrays.append(whole)
+        self.arrays.append(rest)
 
     def _halve(
         self, array: ModelArray, places: Sequence[int]
@@ -228,24 +224,26 @@ class SplitArray:
         at = self.arrays.index(array)
         array.zero_grad()
         self.arrays[at : at + 1] = halves = array.cut(middle)
-        _free_memory(array)
+        # What the failed step held, so that the halves get it.
+        device = next(array.parameters()).device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         first = tuple(place for place in places if place < middle)
         second = tuple(place - middle for place in places if place >= middle)
         return [(half, own) for half, own in zip(halves, (first, second), strict=True) if own]
 
     def _find(self, model: int) -> tuple[ModelArray, int]:
         wanted = self._order[model]
-        for array in self.arrays:
-            for place, one in enumerate(_models(array)):
-                if one is wanted:
-                    return array, place
-        raise AssertionError("a model without an array")
+        return next(
+            (array, place)
+            for array in self.arrays
+            for place, one in enumerate(_models(array))
+            if one is wanted
+        )
 
     def _place_of(self, model: nn.Module) -> int:
         return self._places[id(model)]
-
-    def _inputs_of(self, array: ModelArray, inputs: Sequence[Any]) -> list[Any]:
-        return [self._own(array, one) for one in inputs]
 
     def _own(self, array: ModelArray, value: Any) -> Any:
         """With the array's part of every list with one value for each model."""
@@ -274,8 +272,14 @@ class _StepOfSome:
         self, loss: Loss, inputs: Sequence[Any], clip: float | Sequence[float] | None
     ) -> torch.Tensor:
         """Every model's loss. When memory runs out, all is as it was before."""
+
+        def lend(values: list[Any]) -> list[Any]:
+            """Models that stay compute with the first one's input; nothing of it is kept."""
+            first = values[self._places[0]]
+            return [first if place in self._others else one for place, one in enumerate(values)]
+
         try:
-            return self._run(loss, [self._lent(one) for one in inputs], clip)
+            return self._run(loss, [_change_lists(lend, one) for one in inputs], clip)
         except Exception as error:
             if is_out_of_memory(error):
                 traceback.clear_frames(error.__traceback__)  # they hold what the step computed
@@ -292,26 +296,16 @@ class _StepOfSome:
         del losses
         if clip is not None:
             array.clip_grad_norm_(clip)
-        if self._may_run_out():
-            self._remember_weights()
+        if self._may_run_out():  # weights go to the host: the device is short of memory
+            self._weights = [one.detach().to("cpu", copy=True) for one in array.parameters()]
+            if array.optimizer is not None:
+                self._states = array.optimizer.copies()
         skipped = [place in self._others for place in range(len(array))]
         array.step(skipped if self._others else None)
-        self._put_back_others()
+        if self._others:
+            array.undo(self._before, self._others)
         self._proven.add(array)
         return values
-
-    def _lent(self, value: Any) -> Any:
-        """Models that stay compute with the first one's input; nothing of it is kept."""
-
-        def lend(values: list[Any]) -> list[Any]:
-            first = values[self._places[0]]
-            return [first if place in self._others else one for place, one in enumerate(values)]
-
-        return _change_lists(lend, value)
-
-    def _put_back_others(self) -> None:
-        if self._others:
-            self._array.undo(self._before, self._others)
 
     def _may_run_out(self) -> bool:
         """Whether the optimizer may find no memory halfway: the first time that it makes its
@@ -322,13 +316,6 @@ class _StepOfSome:
             return True
         largest = max(stack.nbytes for stack in stacks)
         return allocatable_bytes(device) < 2 * _TEMPORARIES * int(largest)
-
-    def _remember_weights(self) -> None:
-        """On the host, where the device is short of memory."""
-        stacks = self._array.parameters()
-        self._weights = [stack.detach().to("cpu", copy=True) for stack in stacks]
-        if self._array.optimizer is not None:
-            self._states = self._array.optimizer.copies()
 
     def _restore(self) -> None:
         self._array.zero_grad()
@@ -381,7 +368,7 @@ def _alike(inputs: Sequence[Any], places: Sequence[int]) -> tuple[int, ...]:
 
 
 def _change_lists(change: Callable[[list[Any]], Any], value: Any) -> Any:
-    """Of an argument of the array: lists have a value for each model, tuples have parts."""
+    """Change the lists in an argument: they have a value for each model, tuples have parts."""
     if type(value) is tuple:
         return tuple(_change_lists(change, part) for part in value)
     if isinstance(value, Stacked):
@@ -389,9 +376,128 @@ def _change_lists(change: Callable[[list[Any]], Any], value: Any) -> Any:
     return change(value) if isinstance(value, list) else value
 
 
-def _free_memory(array: ModelArray) -> None:
-    """What the failed step held, so that the halves get it."""
-    device = next(array.parameters()).device
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+# How many models fit into one array, before any of them trains.
+#
+# Copies of one model train two steps as arrays of one, two and four. Weights, gradients, optimizer
+# states and activations grow with the number of models; a library's workspaces do not. What the
+# steps between them show is the straight line, and how far it can be trusted.
+
+_TRIED = (1, 2, 4)  # models
+_STEPS = 2  # the first makes the optimizer's state, the second trains with it
+_FRAGMENTS = 0.08  # of the memory: what an allocator may be unable to use
+_MOST = 4096  # nobody trains more at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFit:
+    """The largest array that fits into `memory_bytes`."""
+
+    models: int
+    low: int  # at least so many will fit
+    high: int  # and at most so many
+    fixed_bytes: int  # whatever the number of models
+    model_bytes: int  # that each model adds
+    memory_bytes: int
+
+
+def largest_array(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[..., Any],
+    *inputs: Any,
+    memory: int | None = None,
+) -> ArrayFit:
+    """Find how many such models fit into memory together.
+
+    `loss(model, *inputs)` is one model's; `memory` in bytes is else all that is free.
+
+    The model, its optimizer and torch's random numbers stay as they are.
+    """
+    device = next(model.parameters()).device
+    limit = allocatable_bytes(device) if memory is None else memory
+    if limit <= 0:
+        raise UsageError(f"memory={limit}: give the bytes that the fused models may take")
+    peaks: dict[int, int] = {}
+    for count in _TRIED:
+        if count > 2 and _line(peaks)[0] + count * _line(peaks)[1] > limit:
+            break
+        if device.type == "cpu" and torch.autograd._profiler_enabled():
+            raise UsageError(
+                "the memory of fused models cannot be measured while a profiler records"
+            )
+        random = states_now()
+        train = partial(_train_copies, count, model, optimizer, loss, inputs)
+        try:
+            peaks[count] = int(meter_on(device)(train)[1])
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        finally:
+            restore(random)
+            gc.collect()
+    return fit_line(peaks, limit)
+
+
+def fit_line(peaks: dict[int, int], limit: int) -> ArrayFit:
+    """From peaks by number of models; none or one of them: the next did not fit."""
+    if len(peaks) < 2:
+        fits, model_bytes = int(bool(peaks) and peaks[1] <= limit), peaks.get(1, 0)
+        return ArrayFit(
+            models=fits,
+            low=fits,
+            high=fits,
+            fixed_bytes=0,
+            model_bytes=model_bytes,
+            memory_bytes=limit,
+        )
+
+    def fitting(limit: int, fixed: int, slope: int) -> int:
+        return min(_MOST, max(0, (limit - fixed) // slope))
+
+    fixed, slope = _line(peaks)
+    slopes = _slopes(peaks)
+    models = fitting(limit, fixed, slope)
+    return ArrayFit(
+        models=models,
+        low=min(models, fitting(int(limit * (1 - _FRAGMENTS)), fixed, max(slopes))),
+        high=max(models, fitting(limit, min(0, fixed), min(slopes))),
+        fixed_bytes=max(0, fixed),
+        model_bytes=slope,
+        memory_bytes=limit,
+    )
+
+
+def _line(peaks: dict[int, int]) -> tuple[int, int]:
+    """Bytes without a model, and of each: through the last two."""
+    last = max(peaks)
+    slope = _slopes(peaks)[-1]
+    return peaks[last] - last * slope, slope
+
+
+def _slopes(peaks: dict[int, int]) -> list[int]:
+    counts = sorted(peaks)
+    return [max(1, round((peaks[b] - peaks[a]) / (b - a))) for a, b in itertools.pairwise(counts)]
+
+
+def _train_copies(
+    count: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[..., Any],
+    inputs: Sequence[Any],
+) -> None:
+    models, optimizers = zip(
+        *(copy.deepcopy((model, optimizer)) for _ in range(count)), strict=True
+    )
+    array = fuse(models, optimizers)
+    batches = [
+        [one.clone() for _ in range(count)] if isinstance(one, torch.Tensor) else one
+        for one in inputs
+    ]
+    for _ in range(_STEPS):
+        losses = array.apply_each(partial(loss, array), *batches)
+        array.zero_grad()
+        array.backward(losses)
+        del losses
+        array.step()

@@ -19,7 +19,7 @@ from stepscope.fix.fuse.stacked import Stacked, is_capturing, is_ordinary, stack
 
 
 class Stacks:
-    """Of one array."""
+    """Hold the tensors of one array's models, stacked."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Stacks:
         return found
 
     def forget_replaced(self, root: str) -> None:
-        """What the template's code assigned below `root` before it failed."""
+        """Undo what the template's code assigned below `root` before it failed."""
         for one in self._below(root):
             for held, before in ((one.held, one.stacked), *one.made):
                 held.clear()
@@ -234,7 +234,7 @@ def _fits(stack: torch.Tensor, own: Sequence[torch.Tensor]) -> bool:
 
 
 class WindowGradients:
-    """Of one array."""
+    """Bring the gradients of one array's windows to its stacks."""
 
     def __init__(self) -> None:
         self._to_windows: set[tuple[int, int]] = set()  # a stack's id, a model
@@ -252,7 +252,7 @@ class WindowGradients:
         self._to_stacks.clear()
 
     def follow(self, stacks: dict[str, tuple[torch.Tensor, Sequence[torch.Tensor]]]) -> None:
-        """Of these stacks and their windows from now on."""
+        """Hook these stacks and their windows from now on."""
         self.leave()
         self._windows = [window for _, own in stacks.values() for window in own]
         for name, (stack, windows) in stacks.items():

@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.fuse.architecture import describe
-from stepscope.fix.fuse.largest_array import ArrayFit, largest_array
-from stepscope.fix.fuse.split_array import SplitArray, fuse_to_fit
+from stepscope.fix.fuse.split_array import ArrayFit, SplitArray, fuse_to_fit, largest_array
 from stepscope.fix.random_states import restore, states_now
 
 #     def build(config):                         # what the program does with its settings
@@ -58,51 +57,23 @@ def sweep(
     A trial whose `build` or data raise ends as "failed", with its error; the others go on. If the
     model or the loss raises, all trials of the array fail.
     """
-    running = _Sweep(build, iter(configs), steps=steps, width=width, every=every, seed=seed)
-    yield from running.run(stop)
-
-
-class _Sweep:
-    def __init__(
-        self,
-        build: Build,
-        configs: Iterator[Settings],
-        *,
-        steps: int,
-        width: int | None,
-        every: int,
-        seed: int,
-    ) -> None:
-        if (width is not None and width < 1) or steps < 1:
-            raise UsageError("a sweep needs at least one model at a time, and one step")
-        self._build, self._configs, self._seed = build, configs, seed
-        self._steps, self._width, self._every = steps, width, every
-        self._waiting: deque[StartedTrial] = deque()  # of another architecture than the array's
-        self._failed: list[SweptTrial] = []
-        self._numbers = itertools.count()
-
-    def run(self, stop: Callable[[SweptTrial], bool]) -> Iterator[SweptTrial]:
-        while first := self._next(None):
-            yield from self._train_like(first, stop)
-        yield from self._take_failed()
-
-    def _train_like(
-        self, first: StartedTrial, stop: Callable[[SweptTrial], bool]
-    ) -> Iterator[SweptTrial]:
-        """All trials of the first one's architecture, until none is left."""
+    if (width is not None and width < 1) or steps < 1:
+        raise UsageError("a sweep needs at least one model at a time, and one step")
+    queue = _TrialQueue(build, iter(configs), seed)
+    while first := queue.next(None):
         array = TrialArray(first)
         try:
-            width = self._width or _largest_width(array)
+            most = width or _largest_width(array)
         except Exception as error:  # of the model or its loss
             yield _failed(array.remove(0), error)
-            return
+            continue
         while len(array):
-            while len(array) < width and (new := self._next(array.kind)):
+            while len(array) < most and (new := queue.next(array.kind)):
                 array.add(new)
-            yield from self._take_failed()
-            left = min(self._steps - trial.step for trial in array.trials)
+            yield from queue.take_failed()
+            left = min(steps - trial.step for trial in array.trials)
             try:
-                array.train(min(self._every, left))  # so that nobody trains too far
+                array.train(min(every, left))  # so that nobody trains too far
             except StepscopeError:
                 raise
             except TrialFailedError as error:
@@ -110,39 +81,46 @@ class _Sweep:
                 continue
             except Exception as error:  # of the code that they have in common
                 yield from [_failed(array.remove(0), error) for _ in range(len(array))]
-                return
+                break
             for place in reversed(range(len(array))):
                 trial = array.trials[place]
-                if trial.step >= self._steps or stop(trial):
-                    trial.state = "finished" if trial.step >= self._steps else "stopped"
+                if trial.step >= steps or stop(trial):
+                    trial.state = "finished" if trial.step >= steps else "stopped"
                     yield array.remove(place)
+    yield from queue.take_failed()
 
-    def _next(self, kind: Any) -> StartedTrial | None:
-        """A trial of this kind, or of any; those of another wait for their own array."""
+
+class _TrialQueue:
+    """Start trials when there is a place for them; those of another architecture wait."""
+
+    def __init__(self, build: Build, configs: Iterator[Settings], seed: int) -> None:
+        self._build, self._configs, self._seed = build, configs, seed
+        self._waiting: deque[StartedTrial] = deque()
+        self._failed: list[SweptTrial] = []
+        self._numbers = itertools.count()
+
+    def next(self, kind: Any) -> StartedTrial | None:
+        """A trial of this kind, or of any for None."""
         for place, started in enumerate(self._waiting):
             if kind is None or started.kind == kind:
                 del self._waiting[place]
                 return started
         while (config := next(self._configs, None)) is not None:
-            new = self._start(config)
-            if new is not None and (kind is None or new.kind == kind):
+            number = next(self._numbers)
+            try:
+                new = start_trial(self._build, config, number, self._seed)
+            except UsageError:
+                raise
+            except Exception as error:
+                trial = SweptTrial(number=number, config=config, seed=self._seed)
+                self._failed.append(_failed(trial, error))
+                continue
+            if kind is None or new.kind == kind:
                 return new
-            if new is not None:
-                self._waiting.append(new)
+            self._waiting.append(new)
         return None
 
-    def _start(self, config: Settings) -> StartedTrial | None:
-        number = next(self._numbers)
-        try:
-            return start_trial(self._build, config, number, self._seed)
-        except UsageError:
-            raise
-        except Exception as error:
-            trial = SweptTrial(number=number, config=config, seed=self._seed)
-            self._failed.append(_failed(trial, error))
-            return None
-
-    def _take_failed(self) -> Iterator[SweptTrial]:
+    def take_failed(self) -> Iterator[SweptTrial]:
         failed, self._failed = self._failed, []
         yield from failed
 
@@ -153,7 +131,7 @@ def _failed(trial: SweptTrial, error: BaseException | None) -> SweptTrial:
 
 
 def _largest_width(array: TrialArray) -> int:
-    """By memory, and not more than gains anything."""
+    """Return how many models fit into memory, and no more than gains anything."""
     device = next(array.members[0].model.parameters()).device
     most = _MOST_ON_HOST if device.type == "cpu" else _MOST_ON_DEVICE
     return max(1, min(most, array.fitting().low))
@@ -332,7 +310,12 @@ class StartedTrial:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Equal for trials that can train in one array."""
-        return describe(self.model), _describe_optimizer(self.optimizer), self.batches.shapes
+        # What must be the same in one array: its kind, groups, and settings that are no numbers.
+        groups = [
+            (len(group["params"]), *_switches(group.items()))
+            for group in self.optimizer.param_groups
+        ]
+        return describe(self.model), (type(self.optimizer), *groups), self.batches.shapes
 
 
 class Batches:
@@ -387,7 +370,7 @@ class Batches:
 
 
 def start_trial(build: Build, config: Settings, number: int, seed: int) -> StartedTrial:
-    """As the program would alone: seeded, then built. Raises what `build` raises."""
+    """Seed and build as the program would alone. Raises what `build` raises."""
     trial = SweptTrial(number=number, config=config, seed=seed, state="training")
     outer = states_now()
     torch.manual_seed(seed)
@@ -399,12 +382,6 @@ def start_trial(build: Build, config: Settings, number: int, seed: int) -> Start
         return StartedTrial(trial, model, optimizer, Batches(data), loss, states_now())
     finally:
         restore(outer)
-
-
-def _describe_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """What must be the same in one array: its kind, groups, and settings that are no numbers."""
-    groups = [(len(group["params"]), *_switches(group.items())) for group in optimizer.param_groups]
-    return type(optimizer), *groups
 
 
 def _switches(settings: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:

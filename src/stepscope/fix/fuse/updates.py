@@ -5,7 +5,7 @@ torch's fused kernels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WeightStep(NamedTuple):
-    """What one step of a group of stacked weights needs."""
+    """One step of a group of stacked weights."""
 
     weights: Tensors
     gradients: Tensors
@@ -50,7 +50,7 @@ class WeightStep(NamedTuple):
         return torch.full_like(self.count, setting)
 
     def state(self, name: str, start: torch.Tensor | None = None) -> Tensors:
-        """What the optimizer keeps for each weight: zero at first, or each model's `start`."""
+        """Return the optimizer's state of each weight: zero at first, or each model's `start`."""
         for state, weight in zip(self.states, self.weights, strict=True):
             if name not in state:
                 state[name] = torch.zeros_like(weight)
@@ -119,18 +119,10 @@ def _undamped(step: WeightStep) -> Any:
     return torch.where(plain, torch.ones_like(share), share)
 
 
-def adam(step: WeightStep) -> None:
-    _adam(step, bool(step.settings.get("decoupled_weight_decay")))
-
-
-def adamw(step: WeightStep) -> None:
-    _adam(step, decoupled=True)
-
-
-def _adam(step: WeightStep, decoupled: bool) -> None:
+def adam(step: WeightStep, decoupled: bool = False) -> None:
     settings, gradients = step.settings, step.descent()
     lr, beta1, beta2 = (settings[name] for name in ("lr", "beta1", "beta2"))
-    if not decoupled:
+    if not (decoupled or settings.get("decoupled_weight_decay")):
         gradients = step.decayed(gradients)
     elif "weight_decay" in step.used:
         torch._foreach_mul_(step.weights, step.spread(1 - lr * settings["weight_decay"]))
@@ -146,6 +138,9 @@ def _adam(step: WeightStep, decoupled: bool) -> None:
     torch._foreach_add_(roots, step.spread(settings["eps"]))
     moves = list(torch._foreach_div(means, roots))
     step.add_(step.weights, moves, -lr / (1 - beta1**step.count))
+
+
+adamw = partial(adam, decoupled=True)
 
 
 def adadelta(step: WeightStep) -> None:
@@ -255,12 +250,9 @@ def step_each(kind: type, step: WeightStep, settings: list[Settings]) -> None:
     for model, own in enumerate(settings):
         parts = {name: by_model[model] for name, by_model in states.items()}
         calls.append(KernelCall(weights[model], gradients[model], parts, own, counts[model]))
-    _call_side_by_side(KERNELS[kind], calls)
-
-
-def _call_side_by_side(kernel: Kernel, calls: list[KernelCall]) -> None:
-    """One model's weights make fewer blocks than a GPU holds, of unequal length: on a few streams
-    the next model fills what the last one leaves idle. The calls allocate nothing."""
+    # One model's weights make fewer blocks than a GPU holds, of unequal length: on a few streams
+    # the next model fills what the last one leaves idle. The calls allocate nothing.
+    kernel = KERNELS[kind]
     device = calls[0].weights[0].device
     if device.type != "cuda":
         for call in calls:
@@ -304,21 +296,10 @@ def _sgd_by_kernel(call: KernelCall) -> None:
     )
 
 
-def _adam_by_kernel(call: KernelCall) -> None:
-    _by_adam(torch._fused_adam_, call)
-
-
-def _adamw_by_kernel(call: KernelCall) -> None:
-    _by_adam(torch._fused_adamw_, call)
-
-
-def _plain_or_decoupled(call: KernelCall) -> None:
-    (_adamw_by_kernel if call.settings.get("decoupled_weight_decay") else _adam_by_kernel)(call)
-
-
-def _by_adam(kernel: Any, call: KernelCall) -> None:
+def _adam_by_kernel(call: KernelCall, decoupled: bool = False) -> None:
     names = ("lr", "beta1", "beta2", "weight_decay", "eps", "amsgrad", "maximize")
-    kernel(
+    decoupled = decoupled or bool(call.settings.get("decoupled_weight_decay"))
+    (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
         call.weights,
         call.gradients,
         call.states["exp_avg"],
@@ -331,8 +312,8 @@ def _by_adam(kernel: Any, call: KernelCall) -> None:
 
 KERNELS: dict[type, Kernel] = {
     torch.optim.SGD: _sgd_by_kernel,
-    torch.optim.Adam: _plain_or_decoupled,
-    torch.optim.AdamW: _adamw_by_kernel,
+    torch.optim.Adam: _adam_by_kernel,
+    torch.optim.AdamW: partial(_adam_by_kernel, decoupled=True),
 }
 
 

@@ -42,7 +42,7 @@ from stepscope.fix.saved.replay import (
     RepeatableCall,
     calls_among,
 )
-from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, PlannedRepeat, PlannedUse, SavePlan
+from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, PlannedRepeat, SavePlan
 from stepscope.fix.saved.step_record import OffloadPoints, described
 
 # Operators are counted; those that the plan may repeat are held with their inputs, and the pack
@@ -333,7 +333,11 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         if self.report.deviation is not None:
             return None
         use = self._uses[number] if number < len(self._uses) else None
-        if use is None or not self._is_expected(use, tensor):
+        if use is None or not (
+            use.after == self._ordinal
+            and (use.shape is None or use.shape == tuple(tensor.shape))
+            and use.dtype == str(tensor.dtype).removeprefix("torch.")
+        ):
             self._deviates(
                 f"saved tensor {number} ({tuple(tensor.shape)}, {tensor.dtype}) was not recorded"
             )
@@ -351,13 +355,6 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         elif use.action == ENCODE:
             return self._encoded(tensor)
         return None
-
-    def _is_expected(self, use: PlannedUse, tensor: torch.Tensor) -> bool:
-        return (
-            use.after == self._ordinal
-            and (use.shape is None or use.shape == tuple(tensor.shape))
-            and use.dtype == str(tensor.dtype).removeprefix("torch.")
-        )
 
     def fails(self, error: Exception) -> None:
         self.report.failure = error

@@ -203,7 +203,12 @@ class KnownPass:
 
 
 def pass_key(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
-    return model.training, _shapes(inputs), _autocast_state()
+    kinds = ("cpu", "cuda")
+    return (
+        model.training,
+        _shapes(inputs),
+        tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds),
+    )
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -215,11 +220,6 @@ def device_of(model: torch.nn.Module) -> torch.device:
 def _shapes(inputs: Any) -> tuple[Any, ...]:
     found = tensors_in(list(inputs) if isinstance(inputs, tuple) else inputs)
     return tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in found)
-
-
-def _autocast_state() -> tuple[Any, ...]:
-    kinds = ("cpu", "cuda")
-    return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
 
 
 def is_running(frame: Any) -> bool:

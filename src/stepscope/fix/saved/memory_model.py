@@ -438,8 +438,20 @@ def step_memory(record: StepRecord, plain: BackwardMemory) -> StepMemory | None:
     around = record.surroundings
     if around is None:
         return None
-    ordinals = _ordinals(record)
-    working = _working(record, ordinals)
+    # For every node of backward, the place of its operator in forward; and one for the end.
+    places: dict[int, int] = {}
+    for use, time in zip(record.uses, node_times(record), strict=True):
+        places[time] = max(places.get(time, 0), use.after)
+    ordinals = [len(record.operators)] * (max(places, default=0) + 3)
+    for time in range(len(ordinals)):
+        ordinals[time] = places.get(time, ordinals[time - 1] if time else len(record.operators))
+    ordinals[-2:] = [0, 0]
+    # Gradients of the inputs and of the outputs of the operator whose node runs.
+    sizes = [0] * (len(record.operators) + 1)
+    for number, call in enumerate(record.operators):
+        known = [record.values[value] for value in {*call.inputs, *call.outputs}]
+        sizes[number] = sum(v.size_bytes for v in known if not v.owned and "float" in v.dtype)
+    working = tuple(max(sizes[place], sizes[max(0, place - 1)]) for place in ordinals)
     guessed = StepMemory(
         fixed_bytes=around.begun_bytes,
         outputs_bytes=max(0, around.ended_bytes - around.begun_bytes - plain.saved_bytes),
@@ -486,18 +498,6 @@ def _larger(one: int | None, other: int) -> int:
     return other if one is None else max(one, other)
 
 
-def _ordinals(record: StepRecord) -> list[int]:
-    """For every node of backward, the place of its operator in forward; and one for the end."""
-    places: dict[int, int] = {}
-    for use, time in zip(record.uses, node_times(record), strict=True):
-        places[time] = max(places.get(time, 0), use.after)
-    ordinals = [len(record.operators)] * (max(places, default=0) + 3)
-    for time in range(len(ordinals)):
-        ordinals[time] = places.get(time, ordinals[time - 1] if time else len(record.operators))
-    ordinals[-2:] = [0, 0]
-    return ordinals
-
-
 def _gradients(
     record: StepRecord, around: StepSurroundings, ordinals: Sequence[int]
 ) -> tuple[int, ...]:
@@ -519,12 +519,3 @@ def _gradients(
         held += arriving[time]
         levels.append(round(held))
     return tuple(levels)
-
-
-def _working(record: StepRecord, ordinals: Sequence[int]) -> tuple[int, ...]:
-    """Gradients of the inputs and of the outputs of the operator whose node runs."""
-    sizes = [0] * (len(record.operators) + 1)
-    for number, call in enumerate(record.operators):
-        known = [record.values[value] for value in {*call.inputs, *call.outputs}]
-        sizes[number] = sum(v.size_bytes for v in known if not v.owned and "float" in v.dtype)
-    return tuple(max(sizes[place], sizes[max(0, place - 1)]) for place in ordinals)

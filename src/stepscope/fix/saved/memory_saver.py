@@ -351,16 +351,13 @@ class MemorySaver:
             known.report, known.counted = report, True
         known.followed_passes += 1
         if known.is_due and not is_capturing():
-            self._check_time(known)
-
-    def _check_time(self, known: KnownPass) -> None:
-        before = known.planned
-        said = check_steps(known, self._watch, self._target)
-        if known.planned is not before:
-            self._watch.forget_followed()
-            self._latest = known.planned.plan if known.planned is not None else None
-        if said is not None:
-            self._note(said)
+            before = known.planned
+            said = check_steps(known, self._watch, self._target)
+            if known.planned is not before:
+                self._watch.forget_followed()
+                self._latest = known.planned.plan if known.planned is not None else None
+            if said is not None:
+                self._note(said)
 
     def _make_plan(self, known: KnownPass) -> None:
         before = known.planned

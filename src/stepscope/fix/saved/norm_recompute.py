@@ -116,7 +116,9 @@ def norm_inputs(func: Any, args: Any, result: Any) -> tuple[str, NormInputs] | N
     """The kind of norm and its inputs: in training, with weight and bias, in an order of memory
     that is known here. None of anything else."""
     kind = _KINDS.get(plain_name(func))
-    if kind is None or (kind == _BATCH and not (len(args) > TRAINING_PLACE and _trains(args))):
+    if kind is None or (
+        kind == _BATCH and not (len(args) > TRAINING_PLACE and bool(args[TRAINING_PLACE]))
+    ):
         return None
     weight, bias = (args[place] if place < len(args) else None for place in WEIGHT_PLACES[kind])
     if weight is None or bias is None:
@@ -146,10 +148,6 @@ def needed_again(func: Any, args: Any, result: Any) -> tuple[torch.Tensor, ...]:
 def lies_like(other: torch.Tensor, x: torch.Tensor) -> bool:
     layouts = [(one.shape, one.stride(), one.dtype) for one in (other, x)]
     return bool(layouts[0] == layouts[1])
-
-
-def _trains(args: Any) -> bool:
-    return bool(args[TRAINING_PLACE])
 
 
 def _layout(kind: str, inputs: NormInputs) -> _NormRows | _NormPlanes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,13 +35,12 @@ from stepscope.fix.saved.pinned_plan import (
     number_in,
     settled_node,
 )
-from stepscope.fix.saved.plan_load import HookPauses, ModuleBoundary, ModuleCall, plan_pauses
+from stepscope.fix.saved.plan_load import HookPauses, ModuleCall, plan_pauses
 from stepscope.fix.saved.replay import (
     ArgumentPlace,
     CallResult,
     EncodedTensor,
     KeptTensor,
-    RepeatableCall,
 )
 from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
 
@@ -62,22 +61,18 @@ def pin_plan(seen: PinningFollower, *, pausing: bool = True) -> PinnedPlan:
     if not pausing:
         return plan
     needed = {number for number, use in enumerate(plan.uses) if use.needs_hook}
-    needed |= _uses_inside(plan.dispatched, seen.boundaries)
+    # Without the hook, autograd calls operators of its own where it saves a result: where
+    # operators are counted, the hook stays.
+    entered = {one.call: one.place.uses for one in seen.boundaries if one.entering}
+    left = {one.call: one.place.uses for one in seen.boundaries if not one.entering}
+    inside: set[int] = set()
+    for call in plan.dispatched:
+        if call in entered and call in left:
+            inside.update(range(entered[call], left[call]))
+    needed |= inside
     offloading = plan.followed.left_at | plan.followed.fetch_at
     needed |= offloading & set(range(len(plan.uses)))
     return replace(plan, pauses=plan_pauses(sorted(needed), seen.boundaries))
-
-
-def _uses_inside(calls: Iterable[ModuleCall], boundaries: list[ModuleBoundary]) -> set[int]:
-    """Without the hook, autograd calls operators of its own where it saves a result: where
-    operators are counted, the hook stays."""
-    entered = {one.call: one.place.uses for one in boundaries if one.entering}
-    left = {one.call: one.place.uses for one in boundaries if not one.entering}
-    inside: set[int] = set()
-    for call in calls:
-        if call in entered and call in left:
-            inside.update(range(entered[call], left[call]))
-    return inside
 
 
 class _SettledCalls:
@@ -212,7 +207,22 @@ class _Pinning:
         self._proofs_of_uses = defaultdict[int, list[Proof]](list)
         self._proofs_of_results: defaultdict[Any, list[Proof]] = defaultdict(list)
         self._proven: set[int] = set()
-        self._negligible = _negligible_uses(seen)
+        # Recomputed tensors that are not worth the host's time, such as the statistics of norms:
+        # the smallest ones, all together at most a small share of what is saved.
+        sizes = sorted(
+            (use.tensor.geometry.size_bytes, number)
+            for number, use in enumerate(seen.uses)
+            if isinstance(use.held, CallResult)
+        )
+        saved_bytes = seen.followed.plan.saved_bytes_before
+        left_bytes = saved_bytes * _NEGLIGIBLE if saved_bytes >= _FEW_BYTES else 0
+        negligible: set[int] = set()
+        for size_bytes, number in sizes:
+            left_bytes -= size_bytes
+            if left_bytes < 0:
+                break
+            negligible.add(number)
+        self._negligible = negligible
         self._call_of = {id(call.call): call for call in seen.calls}
 
     def plan(self) -> PinnedPlan:
@@ -221,7 +231,13 @@ class _Pinning:
             for number, use in enumerate(self._seen.uses)
             if isinstance(use.held, CallResult) and number not in self._negligible
         ]
-        self._settle(_with_parents(chosen))
+        waiting, met = list(chosen), dict[int, Any]()
+        while waiting:
+            call = waiting.pop()
+            if id(call) not in met:
+                met[id(call)] = call
+                waiting.extend(call.parents)
+        self._settle(set(met))
         uses = [self._use(number, use) for number, use in enumerate(self._seen.uses)]
         return self._assembled(uses)
 
@@ -365,35 +381,6 @@ class _Pinning:
             lost=frozenset(self._lost),
             pauses=HookPauses(),
         )
-
-
-def _negligible_uses(seen: PinningFollower) -> set[int]:
-    """Recomputed tensors that are not worth the host's time, such as the statistics of norms: the
-    smallest ones, all together at most a small share of what is saved."""
-    sizes = sorted(
-        (use.tensor.geometry.size_bytes, number)
-        for number, use in enumerate(seen.uses)
-        if isinstance(use.held, CallResult)
-    )
-    saved_bytes = seen.followed.plan.saved_bytes_before
-    left_bytes = saved_bytes * _NEGLIGIBLE if saved_bytes >= _FEW_BYTES else 0
-    negligible: set[int] = set()
-    for size_bytes, number in sizes:
-        left_bytes -= size_bytes
-        if left_bytes < 0:
-            break
-        negligible.add(number)
-    return negligible
-
-
-def _with_parents(calls: Iterable[RepeatableCall]) -> set[int]:
-    waiting, met = list(calls), dict[int, Any]()
-    while waiting:
-        call = waiting.pop()
-        if id(call) not in met:
-            met[id(call)] = call
-            waiting.extend(call.parents)
-    return set(met)
 
 
 # What a watched pass showed: by number and by content.

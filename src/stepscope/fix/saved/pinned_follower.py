@@ -25,13 +25,11 @@ from stepscope.fix.saved.pinned_plan import (
     ComputedArgument,
     NodePattern,
     OwnedArgument,
-    PinnedCall,
     PinnedPlan,
     PinnedUse,
     Proof,
     SourceArgument,
     SourceKey,
-    ValueEncoding,
     below_views,
     nodes_made,
 )
@@ -194,7 +192,15 @@ class PinnedFollower(PlanFollower):
                 return packed
             self._nodes.check_kind(node, by_node, number)
         if use.action == RECOMPUTE:
-            return self._recomputed(number, use, tensor)
+            if self._made_again and is_plain(tensor):
+                again = PlanFollower._again(self, tensor)
+                if again is not None:
+                    again.call.add_user()
+                    return again
+            if use.computed is None:
+                return None
+            self._nodes.check_maker(tensor, use.computed[0])
+            return self._linked(number, use, tensor, None)
         return self._encoded_use(number, use, tensor)
 
     def _encoded_use(self, number: int, use: PinnedUse, tensor: torch.Tensor) -> Held | None:
@@ -204,7 +210,12 @@ class PinnedFollower(PlanFollower):
             outcome = encode_use(use.outcome, tensor.detach())
             return None if outcome is None else EncodedTensor(outcome, None)
         if use.value_encoding is not None:
-            self._expect_encoding(tensor, use.value_encoding)
+            address = tensor.untyped_storage()._cdata
+            known = self._to_encode.get(address)
+            if known is None or known.version != tensor._version:
+                self._to_encode[address] = ToEncode.of(
+                    tensor, use.value_encoding.encoding, use.value_encoding.geometry
+                )
         held = self._encoded(tensor)
         if use.value_encoding is not None and use.value_encoding.encoding == "two-valued":
             # Only the content says that it is still a dropout's noise; no waiting for a GPU.
@@ -213,23 +224,6 @@ class PinnedFollower(PlanFollower):
             if not torch.equal(held.unpack(), tensor):
                 raise PassDiffersError(f"saved tensor {number} has more than two values")
         return held
-
-    def _expect_encoding(self, tensor: torch.Tensor, how: ValueEncoding) -> None:
-        address = tensor.untyped_storage()._cdata
-        known = self._to_encode.get(address)
-        if known is None or known.version != tensor._version:
-            self._to_encode[address] = ToEncode.of(tensor, how.encoding, how.geometry)
-
-    def _recomputed(self, number: int, use: PinnedUse, tensor: torch.Tensor) -> Any:
-        if self._made_again and is_plain(tensor):
-            again = PlanFollower._again(self, tensor)
-            if again is not None:
-                again.call.add_user()
-                return again
-        if use.computed is None:
-            return None
-        self._nodes.check_maker(tensor, use.computed[0])
-        return self._linked(number, use, tensor, None)
 
     def _linked(
         self, number: int, use: PinnedUse, tensor: torch.Tensor, packed: PackedUse | None
@@ -305,15 +299,12 @@ class PinnedFollower(PlanFollower):
             if missing:
                 waiting.extend(missing)
                 continue
-            calls[current] = self._repeatable_call(pinned)
+            inputs = tuple(map(self._input, pinned.arguments))
+            parents = calls_among(inputs)  # a source may be computed, too
+            calls[current] = RepeatableCall(
+                pinned.template, inputs, pinned.geometries, pinned.places, pinned.sizes, parents
+            )
         return calls[number]
-
-    def _repeatable_call(self, pinned: PinnedCall) -> RepeatableCall:
-        inputs = tuple(map(self._input, pinned.arguments))
-        parents = calls_among(inputs)  # a source may be computed, too
-        return RepeatableCall(
-            pinned.template, inputs, pinned.geometries, pinned.places, pinned.sizes, parents
-        )
 
     def _input(self, argument: SourceArgument | ComputedArgument | OwnedArgument) -> Held:
         if type(argument) is SourceArgument:
@@ -387,21 +378,17 @@ class PinnedFollower(PlanFollower):
             for result in wanted:
                 if result.place >= len(tensors):
                     raise PassDiffersError(f"{type(module).__name__} returned fewer tensors")
-                self._use_result(tensors[result.place], result.source, result.proofs)
+                tensor = tensors[result.place]
+                with torch.no_grad():
+                    if result.proofs:
+                        self._prove(tensor.grad_fn, result.proofs)
+                    if result.source is not None:
+                        held = PlanFollower._again(self, tensor) if self._made_again else None
+                        self._add_source(result.source, tensor, held or self._kept(tensor))
         except PassDiffersError as difference:
             self._deviates(str(difference))
         finally:
             self._busy = busy
-
-    def _use_result(
-        self, tensor: torch.Tensor, source: SourceKey | None, proofs: tuple[Proof, ...]
-    ) -> None:
-        with torch.no_grad():
-            if proofs:
-                self._prove(tensor.grad_fn, proofs)
-            if source is not None:
-                held = PlanFollower._again(self, tensor) if self._made_again else None
-                self._add_source(source, tensor, held or self._kept(tensor))
 
     # the end
 

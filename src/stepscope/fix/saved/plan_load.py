@@ -223,7 +223,19 @@ class HookPauses:
 
 def plan_pauses(needed: Iterable[int], boundaries: Iterable[ModuleBoundary]) -> HookPauses:
     """`needed` are the saved tensors that the hook must see, in order."""
-    at_use = _by_uses(boundaries)
+    # One boundary for each number of saved tensors before it; entries, as they cost less.
+    times: dict[tuple[ModuleCall, bool], int] = {}
+    listed = list(boundaries)
+    for boundary in listed:
+        key = boundary.call, boundary.entering
+        times[key] = times.get(key, 0) + 1
+    at_use: dict[int, ModuleBoundary] = {}
+    for boundary in listed:
+        if times[boundary.call, boundary.entering] > 1:
+            continue  # a module that calls itself
+        known = at_use.get(boundary.place.uses)
+        if known is None or (boundary.entering and not known.entering):
+            at_use[boundary.place.uses] = boundary
     needed = [-1, *needed]
     pauses = HookPauses()
     for before, following in pairwise(needed):
@@ -241,23 +253,6 @@ def _pause_after(pauses: HookPauses, use: int) -> None:
         pauses.begins_paused = True
     else:
         pauses.after.add(use)
-
-
-def _by_uses(boundaries: Iterable[ModuleBoundary]) -> dict[int, ModuleBoundary]:
-    """One boundary for each number of saved tensors before it; entries, as they cost less."""
-    times: dict[tuple[ModuleCall, bool], int] = {}
-    listed = list(boundaries)
-    for boundary in listed:
-        key = boundary.call, boundary.entering
-        times[key] = times.get(key, 0) + 1
-    chosen: dict[int, ModuleBoundary] = {}
-    for boundary in listed:
-        if times[boundary.call, boundary.entering] > 1:
-            continue  # a module that calls itself
-        known = chosen.get(boundary.place.uses)
-        if known is None or (boundary.entering and not known.entering):
-            chosen[boundary.place.uses] = boundary
-    return chosen
 
 
 # What following a plan asks of the device and of the host.
@@ -302,15 +297,15 @@ def plan_load(record: StepRecord, selection: ValueSelection, replaced: int) -> P
         following_ns += record.repeat_ns * calls
         following_ns += record.launch_ns * (calls + len(selection.repeated))
     device_ns = repeated_ns + sum(one.cost_ns for one in options)
-    return PlanLoad(device_ns + _stalled_ns(record, selection), following_ns)
-
-
-def _stalled_ns(record: StepRecord, selection: ValueSelection) -> int:
-    """Where values are offloaded and the answers of encodings are copied to the host, too."""
+    # Where values are offloaded and the answers of encodings are copied to the host, too.
     encoded = selection.encoded.items()
     offloaded = {value for value, option in encoded if option.encoding == OFFLOAD}
     waiting = {value for value, option in encoded if host_waits(option.encoding)}
-    return round(copy_stalls_ns(record, offloaded, waiting)) if offloaded and waiting else 0
+    return PlanLoad(
+        device_ns
+        + (round(copy_stalls_ns(record, offloaded, waiting)) if offloaded and waiting else 0),
+        following_ns,
+    )
 
 
 def host_ns(record: StepRecord, replaced: int, repeated: int) -> int:

@@ -35,7 +35,6 @@ from stepscope.fix.saved.step_record import (
     RecordedCall,
     SavedUse,
     StepRecord,
-    StepValue,
     host_waits,
     is_lossy,
 )
@@ -340,13 +339,15 @@ def _candidate(
         peak_bytes = around.peak_bytes(memory, batch)
     else:
         peak_bytes = round(batch * memory.peak_bytes)
-    return _Candidate(selection, memory, load, _extra_ns(record, load), peak_bytes)
-
-
-def _extra_ns(record: StepRecord, load: PlanLoad) -> int:
-    """What it adds to a step. The host's part comes on top on CPUs; a GPU's work hides it."""
+    # What it adds to a step. The host's part comes on top on CPUs; a GPU's work hides it.
     device_ns = round(record.dearer * load.device_ns)
-    return device_ns + load.host_ns if record.on_host else device_ns
+    return _Candidate(
+        selection,
+        memory,
+        load,
+        (device_ns + load.host_ns if record.on_host else device_ns),
+        peak_bytes,
+    )
 
 
 def _host_late_ns(record: StepRecord, load: PlanLoad) -> int:
@@ -578,7 +579,10 @@ def with_byte_costs(record: StepRecord) -> StepRecord:
     return replace(
         record,
         operators=tuple(_moving(record, call) for call in record.operators),
-        values=tuple(_held_for_bytes(value) for value in record.values),
+        values=tuple(
+            replace(value, options=_at_cost(value.options, value.size_bytes))
+            for value in record.values
+        ),
         uses=tuple(_read_for_bytes(record, use) for use in record.uses),
         watch_ns=0,
         replace_ns=0,
@@ -621,10 +625,6 @@ def with_measured_costs(record: StepRecord, selection: ValueSelection) -> ValueS
 def _moving(record: StepRecord, call: RecordedCall) -> RecordedCall:
     moved = sum(record.values[value].size_bytes for value in (*call.inputs, *call.outputs))
     return replace(call, took_ns=moved, cheaper_ns=None)
-
-
-def _held_for_bytes(value: StepValue) -> StepValue:
-    return replace(value, options=_at_cost(value.options, value.size_bytes))
 
 
 def _read_for_bytes(record: StepRecord, use: SavedUse) -> SavedUse:

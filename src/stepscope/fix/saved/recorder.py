@@ -85,16 +85,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._handles: list[Any] = []
         self._busy = False
         self._met: list[_RecordedTensor] | None = None
-        self._name_modules(model)
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Else torch would run compiled functions as they are written, for good."""
-        return True
-
-    # modules
-
-    def _name_modules(self, model: torch.nn.Module) -> None:
         self._modules.append(type(model).__name__)
         for name, module in model.named_modules():
             if module is model:
@@ -102,6 +92,13 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             entering = functools.partial(self._enter_module, name)
             self._handles.append(module.register_forward_pre_hook(entering, prepend=True))
             self._handles.append(module.register_forward_hook(self._leave_module, always_call=True))
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Else torch would run compiled functions as they are written, for good."""
+        return True
+
+    # modules
 
     def _enter_module(self, name: str, module: Any, args: Any) -> None:
         del module, args

@@ -145,7 +145,16 @@ class CallTemplate:
             for one in self.args
         ]
         if self.written is not None:
-            args[self.written] = _private_copy(args[self.written])
+            # The whole storage is copied: what is changed may be a part of it.
+            tensor = args[self.written]
+            storage = tensor.untyped_storage().clone()
+            empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            args[self.written] = empty.set_(
+                storage,
+                tensor.storage_offset(),
+                tensor.shape,
+                tensor.stride(),
+            )
         kwargs = _filled(self.kwargs, tensors) if self.kwargs else self.kwargs
         if self.quickest:
             return self.quickest[0](*args, **kwargs)
@@ -340,18 +349,6 @@ def _checked(call: RepeatableCall, results: tuple[torch.Tensor, ...]) -> tuple[t
                 "report this. saver.remove() turns recomputing off"
             )
     return results
-
-
-def _private_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage is copied: what is changed may be a part of it."""
-    storage = tensor.untyped_storage().clone()
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(
-        storage,
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-    )
 
 
 def _with_places(value: Any, places: Iterator[ArgumentPlace]) -> Any:

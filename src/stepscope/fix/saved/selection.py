@@ -115,12 +115,9 @@ class _StepCut:
             return UNLIMITED
         if value.owned or value.storage in self._held_anyway:
             return 0
-        return min(value.size_bytes, self._encoded_cost(value))
-
-    def _encoded_cost(self, value: StepValue) -> int:
         price = self._price_of(value)
         option = cheapest(value.options, price)
-        return UNLIMITED if option is None else option.worth(price)
+        return min(value.size_bytes, (UNLIMITED if option is None else option.worth(price)))
 
     def _use_capacity(self, use: SavedUse) -> int:
         price = self._price.at(use.after)

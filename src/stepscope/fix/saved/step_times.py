@@ -186,7 +186,9 @@ class PlanTries:
         best = self._best
         if best is None or best is not self.tried[-1]:
             return False
-        return best.added.most_share >= _ENOUGH * self._limit or self._meets_bytes(best)
+        return best.added.most_share >= _ENOUGH * self._limit or (
+            best.planned.meets_target and self.target.limits_bytes
+        )
 
     def _limited(self, record: StepRecord) -> Iterator[StepRecord]:
         """The record with limits for the next plan. Beside a plan that fits, each asks for more
@@ -231,15 +233,12 @@ class PlanTries:
             rest_ns = slow.added.added_ns - slow.added.waited_ns
             if rest_ns <= self._limit * slow.added.plain_ns:
                 return 1.0
-        share = self._secant_share(best, slow)
+        # If what lies between them takes a time between.
+        low = 0.0 if best is None else best.added.most_share
+        share = _between_plans((_AIM * self._limit - low) / max(1e-9, slow.added.most_share - low))
         if best is not None and best is self.tried[-1]:
             share = (share + self._proportional_share(best, slow)) / 2
         return share
-
-    def _secant_share(self, best: TriedPlan | None, slow: TriedPlan) -> float:
-        """If what lies between them takes a time between."""
-        low = 0.0 if best is None else best.added.most_share
-        return _between_plans((_AIM * self._limit - low) / max(1e-9, slow.added.most_share - low))
 
     def _proportional_share(self, best: TriedPlan, slow: TriedPlan) -> float:
         """If only the slow plan was held up, and times grow as those of the best one."""
@@ -266,9 +265,6 @@ class PlanTries:
         done = (plan.uses, plan.repeated, plan.results)
         plans = (one.planned.plan for one in self.tried)
         return all(done != (other.uses, other.repeated, other.results) for other in plans)
-
-    def _meets_bytes(self, one: TriedPlan) -> bool:
-        return one.planned.meets_target and self.target.limits_bytes
 
     def _ended(self, record: StepRecord, said: str) -> Verdict:
         chosen = self._best

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -73,15 +74,6 @@ def recommend(
     plain RNN too: where few steps matter, truncation beats both. Takes a second the first time."""
     kind = nonlinearity if cell == "rnn" else cell
     shape = RnnShape(steps, batch, size, size if features is None else features, kind)
-    _check(shape)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device to measure on")
-    torch_ms, scan_ms = _times(shape, place)
-    return _advice(torch_ms, scan_ms, horizon)
-
-
-def _check(shape: RnnShape) -> None:
     for name in ("steps", "batch", "size", "features"):
         value = getattr(shape, name)
         if not isinstance(value, int) or value < 1:
@@ -90,6 +82,10 @@ def _check(shape: RnnShape) -> None:
         raise ValueError(
             f"cell is rnn (nonlinearity tanh or relu), gru or lstm, not {shape.cell!r}"
         )
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device to measure on")
+    return _advice(*_times(shape, place), horizon)
 
 
 def _advice(torch_ms: float, scan_ms: float, horizon: GradientHorizon | None) -> ScanAdvice:
@@ -108,19 +104,14 @@ def _advice(torch_ms: float, scan_ms: float, horizon: GradientHorizon | None) ->
 def _times(shape: RnnShape, device: torch.device) -> tuple[float, float]:
     cache = ChoiceCache.of_device("scan", device)
     key = " ".join(map(str, shape))
-    known = _read(cache.get(key))
-    if known is None:
-        known = _measure(shape, device)
-        cache.put(key, json.dumps(known))
-    return known
-
-
-def _read(kept: str | None) -> tuple[float, float] | None:
     try:
-        torch_ms, scan_ms = map(float, json.loads(kept or "null"))
+        torch_ms, scan_ms = map(float, json.loads(cache.get(key) or "null"))
     except (TypeError, ValueError):
-        return None
-    return (torch_ms, scan_ms) if torch_ms > 0 and scan_ms > 0 else None
+        torch_ms = scan_ms = 0.0
+    if torch_ms <= 0 or scan_ms <= 0:
+        torch_ms, scan_ms = _measure(shape, device)
+        cache.put(key, json.dumps((torch_ms, scan_ms)))
+    return torch_ms, scan_ms
 
 
 def _measure(shape: RnnShape, device: torch.device) -> tuple[float, float]:
@@ -131,20 +122,17 @@ def _measure(shape: RnnShape, device: torch.device) -> tuple[float, float]:
         plain = make(shape.features, shape.size, device=device, **options)
         inputs = torch.randn(shape.steps, shape.batch, shape.features, device=device)
         gradient = torch.randn(shape.steps, shape.batch, shape.size, device=device)
-        trainings = [_training(rnn, inputs, gradient) for rnn in (plain, scan.of(plain))]
-        for train in trainings:  # compiles, and chooses kernels
-            train()
-        rounds = [[_ms(train, device) for train in trainings] for _ in range(_ROUNDS)]
+
+        def train(rnn: nn.Module) -> None:
+            rnn.zero_grad()
+            rnn(inputs)[0].backward(gradient)
+
+        modules = (plain, scan.of(plain))
+        for rnn in modules:  # compiles, and chooses kernels
+            train(rnn)
+        rounds = [[_ms(partial(train, rnn), device) for rnn in modules] for _ in range(_ROUNDS)]
     torch_ms, scan_ms = (statistics.median(times) for times in zip(*rounds, strict=True))
     return torch_ms, scan_ms
-
-
-def _training(rnn: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor) -> Callable[[], Any]:
-    def train() -> None:
-        rnn.zero_grad()
-        rnn(inputs)[0].backward(gradient)
-
-    return train
 
 
 def _ms(train: Callable[[], Any], device: torch.device) -> float:
@@ -208,7 +196,9 @@ def gradient_horizon(
             "of full length shows how far its gradient reaches"
         )
     with torch.no_grad():
-        states = _states_by_layer(rnn, inputs, hx)
+        # Every layer's states in the order of its own steps, with its recurrent weight.
+        model = rnn if isinstance(rnn, ScanRNN) else ScanRNN.of(rnn)
+        states = model.states_by_layer(*model.batched(inputs, hx))
     if not all(bool(layer.isfinite().all()) for layer, _ in states):
         raise ValueError("not all states are finite. Check the inputs and the forward pass")
     reach = max(
@@ -229,11 +219,3 @@ def _reach(states: Tensor, weight: Tensor, tanh: bool, share: float) -> int:
         return len(states)
     counts = (largest > share * largest.max()).nonzero()
     return len(states) - int(counts[0]) if len(counts) else 0
-
-
-def _states_by_layer(
-    rnn: nn.RNN | Any, inputs: Tensor, hx: Tensor | None
-) -> list[tuple[Tensor, Tensor]]:
-    """Every layer's states in the order of its own steps, with its recurrent weight."""
-    model = rnn if isinstance(rnn, ScanRNN) else ScanRNN.of(rnn)
-    return model.states_by_layer(*model.batched(inputs, hx))

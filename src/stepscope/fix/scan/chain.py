@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.fix.scan.rnn_layer import refuse_second_derivative
+from stepscope.fix.scan.affine_maps import refuse_second_derivative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class LevelCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainAnalysis:
-    """What the scan of one sample costs, and what going back layer by layer costs."""
+    """The cost of one sample's scan, and of going back layer by layer."""
 
     densities: tuple[float, ...]  # of each layer's Jacobian, first layer first
     levels: tuple[LevelCost, ...]
@@ -89,7 +89,7 @@ class ScanChain(nn.Module):
         return outputs
 
     def analyse(self, sample: Tensor) -> ChainAnalysis:
-        """Of one sample, without its batch dimension."""
+        """Count the scan's products for one sample, without its batch dimension."""
         jacobians = [transposed_jacobian(*pair) for pair in self._given(sample)]
         known = [jacobian for jacobian in jacobians if jacobian is not None]
         gradient = torch.ones(known[-1].shape[1], 1, dtype=sample.dtype, device=sample.device)
@@ -129,7 +129,7 @@ def _in_one_line(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _output(layer: nn.Module, value: Tensor) -> Tensor:
-    """What the layer is given stays: its Jacobian is taken there."""
+    """Compute a layer and leave its input as it is: its Jacobian is taken there."""
     refused = why_refused(layer)
     if refused:
         raise ValueError(refused)
@@ -161,16 +161,23 @@ class _BackwardByScan(torch.autograd.Function):
         reached = [torch.stack(rows) for rows in zip(*by_sample, strict=True)]  # inputs' first
         reached = reached or [torch.zeros_like(value) for value in values[:-1]]  # no sample
         found: dict[int, Tensor] = {}
-        for layer, given, arriving in zip(
-            chain.layers, values[:-1], [*reached[1:], gradient], strict=True
-        ):
-            _add_parameter_gradients(found, layer, given, arriving)
+        arriving = [*reached[1:], gradient]
+        for layer, given, its_gradient in zip(chain.layers, values[:-1], arriving, strict=True):
+            trained = [one for one in layer.parameters() if one.requires_grad]
+            if not trained:
+                continue
+            with torch.enable_grad():
+                gradients = torch.autograd.grad(
+                    _output(layer, given.detach()), trained, its_gradient
+                )
+            for parameter, own in zip(trained, gradients, strict=True):
+                found[id(parameter)] = found.get(id(parameter), 0) + own
         wanted = [found.get(id(parameter)) for parameter in chain.parameters()]
         return None, reached[0], *wanted
 
 
 def _sample_gradients(chain: ScanChain, given: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
-    """What reaches the input of each layer, first layer first."""
+    """Return what reaches the input of each layer, first layer first."""
     pairs = zip(chain.layers, given, strict=True)
     jacobians = [transposed_jacobian(layer, value) for layer, value in pairs]
     columns = _prefixes(gradient.reshape(-1, 1), jacobians, _Products())
@@ -184,19 +191,6 @@ def _prefixes(
     elements = [gradient, *reversed(jacobians), None]
     scanned = blelloch(elements, products.combine, None, products.begin_level)
     return [one for one in reversed(scanned[2:]) if one is not None]
-
-
-def _add_parameter_gradients(
-    found: dict[int, Tensor], layer: nn.Module, given: Tensor, arriving: Tensor
-) -> None:
-    parameters = [one for one in layer.parameters() if one.requires_grad]
-    if not parameters:
-        return
-    with torch.enable_grad():
-        output = _output(layer, given.detach())
-        gradients = torch.autograd.grad(output, parameters, arriving)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        found[id(parameter)] = found.get(id(parameter), 0) + gradient
 
 
 # The transposed Jacobian of one layer at one sample, as a sparse matrix [inputs, outputs].
@@ -215,9 +209,11 @@ def transposed_jacobian(layer: nn.Module, sample: Tensor) -> Tensor | None:
     """At one sample, without its batch dimension. None: the layer only changes shapes."""
     if isinstance(layer, (*_SAME, _DROPOUTS)):
         return None
+    jacobian = _MAKERS.get(type(layer), _by_autograd)
+    if isinstance(layer, (*_BY_ELEMENT, _BATCH_NORMS)):  # BatchNorm in eval: a factor a channel
+        jacobian = _of_elements
     with torch.no_grad():
-        made = _maker(layer)(layer, sample)
-    return made.coalesce()
+        return jacobian(layer, sample).coalesce()
 
 
 def why_refused(layer: nn.Module) -> str | None:
@@ -230,14 +226,6 @@ def why_refused(layer: nn.Module) -> str | None:
     if isinstance(layer, nn.Flatten) and layer.start_dim == 0:
         return f"{name} with start_dim=0 mixes the samples of a batch"
     return None
-
-
-def _maker(layer: nn.Module) -> Callable[[Any, Tensor], Tensor]:
-    if isinstance(layer, _BY_ELEMENT):
-        return _of_elements
-    if isinstance(layer, _BATCH_NORMS):  # in eval: a factor a channel
-        return _of_elements
-    return _MAKERS.get(type(layer), _by_autograd)
 
 
 def _of_elements(layer: nn.Module, sample: Tensor) -> Tensor:
@@ -253,9 +241,8 @@ def _of_linear(layer: nn.Linear, sample: Tensor) -> Tensor:
     if sample.dim() != 1:
         return _by_autograd(layer, sample)
     outputs, inputs = layer.weight.nonzero(as_tuple=True)
-    return _sparse(
-        inputs, outputs, layer.weight[outputs, inputs], (layer.in_features, layer.out_features)
-    )
+    shape = (layer.in_features, layer.out_features)
+    return _sparse(inputs, outputs, layer.weight[outputs, inputs], shape)
 
 
 def _of_convolution(layer: nn.Conv2d, sample: Tensor) -> Tensor:
@@ -265,10 +252,8 @@ def _of_convolution(layer: nn.Conv2d, sample: Tensor) -> Tensor:
     inputs_a_group = len(windows) // layer.groups
     outputs, taps = layer.weight.flatten(1).nonzero(as_tuple=True)
     group = outputs // (layer.out_channels // layer.groups)
-    values = layer.weight.flatten(1)[outputs, taps]
-    return _through_windows(
-        windows[group * inputs_a_group + taps], outputs, values, sample.numel(), layer.out_channels
-    )
+    values, seen = layer.weight.flatten(1)[outputs, taps], windows[group * inputs_a_group + taps]
+    return _through_windows(seen, outputs, values, sample.numel(), layer.out_channels)
 
 
 def _of_average(layer: nn.AvgPool2d, sample: Tensor) -> Tensor:

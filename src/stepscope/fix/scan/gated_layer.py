@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepscope.fix.scan.affine_maps import AffineMaps, carries, rescaled
-from stepscope.fix.scan.linear_recurrence import scan_pairs
-from stepscope.fix.scan.rnn_layer import (
-    MOST_STEPS,
+from stepscope.fix.scan.affine_maps import (
+    AffineMaps,
+    carries,
     kernels_fit,
-    no_warning,
     refuse_second_derivative,
+    rescaled,
+    scan_pairs,
     wide,
 )
+from stepscope.fix.scan.rnn_layer import MOST_STEPS, no_warning
 
 # What a GRU's and an LSTM's steps do to a gradient, for all steps at once.
 #
@@ -37,7 +38,7 @@ from stepscope.fix.scan.rnn_layer import (
 
 
 class GatedWeights(NamedTuple):
-    """As torch has them: the gates' rows one after the other."""
+    """Weights as torch has them: the gates' rows one after the other."""
 
     input: Tensor
     recurrent: Tensor
@@ -102,18 +103,14 @@ class LstmSteps(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        inputs: Tensor,
-        before: Tensor,
-        cells: Tensor,
-        cells_before: Tensor,
-        weights: GatedWeights,
+        cls, inputs: Tensor, before: Tensor, cells: Tensor, past: Tensor, weights: GatedWeights
     ) -> LstmSteps:
+        """`past` are the cell states before each step."""
         sums = _lstm_sums(inputs, before, weights)
         i, f, g, o = _lstm_gates(sums)
         forgotten = torch.sigmoid(-sums[..., before.shape[-1] : 2 * before.shape[-1]])
         squashed = torch.tanh(cells)
-        through = (g * i * (1 - i), cells_before * f * forgotten, i * (1 - g * g))
+        through = (g * i * (1 - i), past * f * forgotten, i * (1 - g * g))
         return cls(
             through_cell=torch.stack(through, -2),
             output=squashed * o * (1 - o),
@@ -194,7 +191,7 @@ _MAPS_BYTES = 1 << 29  # that the maps of all chunks may take
 
 
 class StepJacobians(NamedTuple):
-    """Of every step and sequence."""
+    """The Jacobians of every step and sequence, as mixtures of fixed rows."""
 
     coefficient: Tensor  # [steps, batch, size, mixed]
     basis: Tensor  # [size, mixed, size]
@@ -205,7 +202,7 @@ class StepJacobians(NamedTuple):
 def backward_rows(
     gradient: Tensor, jacobians: StepJacobians, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What reaches every step's state, its own gradient included, and the initial state."""
+    """Return what reaches every step's state, its own gradient included, and the first state."""
     steps, batch, size = gradient.shape
     if kernels_fit(gradient, LARGEST_BY_KERNELS):
         from stepscope.fix.scan.recurrence_kernels import backward_rows as by_kernels
@@ -312,8 +309,11 @@ def exact_products(device: torch.device) -> Iterator[None]:
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:
-        with _newer_way(products):
+        newer, products.fp32_precision = products.fp32_precision, "ieee"
+        try:
             yield
+        finally:
+            products.fp32_precision = newer
         return
     if before == "highest":
         yield
@@ -327,16 +327,6 @@ def exact_products(device: torch.device) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-@contextmanager
-def _newer_way(products: Any) -> Iterator[None]:
-    before = products.fp32_precision
-    products.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        products.fp32_precision = before
-
-
 # One layer of a GRU or an LSTM whose backward pass is a scan: a torch operator of its own.
 #
 # `gated_layer` computes the states as torch does (cuDNN on a GPU) and keeps them alone, and an
@@ -346,32 +336,31 @@ def _newer_way(products: Any) -> Iterator[None]:
 _PIECE_ROWS = 2048
 
 
-@torch.library.custom_op("stepscope::gated_layer", mutates_args=())
-def gated_layer(
-    inputs: Tensor,
-    initial: Tensor,
-    weight_input: Tensor,
-    weight: Tensor,
-    bias_input: Tensor | None,
-    bias: Tensor | None,
-    cell: str,
-) -> tuple[Tensor, Tensor]:
+_LAYER = (
+    "Tensor inputs, Tensor initial, Tensor weight_input, Tensor weight, Tensor? bias_input, "
+    "Tensor? bias, str cell"
+)
+
+
+@torch.library.custom_op(
+    "stepscope::gated_layer", mutates_args=(), schema=f"({_LAYER}) -> (Tensor, Tensor)"
+)
+def gated_layer(inputs: Tensor, initial: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """All states and, of an LSTM, all cell states (else empty), [steps, batch, size].
 
     `initial` is [batch, size]; of an LSTM [batch, 2 x size], the cell's behind the output's.
     """
-    weights = GatedWeights(weight_input, weight, bias_input, bias)
-    size = weight.shape[-1]
+    *layer, cell = given
+    weights = GatedWeights(*layer)
     with torch.no_grad():
         states, last_cell = _states(inputs, initial, weights, cell)
         if last_cell is None:
             return states, states.new_empty(0)
-        first, first_cell = initial.split(size, -1)
+        first, first_cell = initial.split(weights.recurrent.shape[-1], -1)
         with exact_products(inputs.device):
-            before = states_before(first, states)
-            cells = lstm_cells(
-                wide(inputs), wide(before), wide(first_cell), _wide_weights(weights)
-            ).to(states.dtype)
+            before = wide(states_before(first, states))
+            cells = lstm_cells(wide(inputs), before, wide(first_cell), _wide_weights(weights))
+            cells = cells.to(states.dtype)
         cells[-1] = last_cell
     return states, cells
 
@@ -385,7 +374,7 @@ def _(inputs: Tensor, initial: Tensor, weight_input: Tensor, weight: Tensor, *re
 def _states(
     inputs: Tensor, initial: Tensor, weights: GatedWeights, cell: str
 ) -> tuple[Tensor, Tensor | None]:
-    """As torch computes them, in as many calls as cuDNN needs, and an LSTM's last cell state."""
+    """Compute states by torch, in as many calls as cuDNN needs, and an LSTM's last cell."""
     given = [one for one in weights if one is not None]
     options = (given, len(given) > 2, 1, 0.0, False, False, False)
     state = tuple(one.unsqueeze(0).contiguous() for one in initial.split(weights[1].shape[-1], -1))
@@ -402,28 +391,26 @@ def _states(
     return joined, state[1].squeeze(0) if cell == "lstm" else None
 
 
-@torch.library.custom_op("stepscope::gated_layer_backward", mutates_args=())
-def gated_layer_backward(
-    gradient: Tensor,
-    gradient_of_cells: Tensor | None,
-    states: Tensor,
-    cells: Tensor,
-    inputs: Tensor,
-    initial: Tensor,
-    weight_input: Tensor,
-    weight: Tensor,
-    bias_input: Tensor | None,
-    bias: Tensor | None,
-    cell: str,
-    wants_inputs: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "stepscope::gated_layer_backward",
+    mutates_args=(),
+    schema=(
+        f"(Tensor gradient, Tensor? gradient_of_cells, Tensor states, Tensor cells, {_LAYER}, "
+        "bool wants_inputs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+def gated_layer_backward(*given: Any) -> tuple[Tensor, ...]:
     """Gradients of inputs (empty if not wanted), initial state, both weights and both biases."""
-    kind = states.dtype
-    weights = _wide_weights(GatedWeights(weight_input, weight, bias_input, bias))
+    gradient, of_cells, states, cells, inputs, initial, *layer, cell, wants_inputs = given
+    weights = _wide_weights(GatedWeights(*layer))
     features = wide(inputs)
     with torch.no_grad(), exact_products(inputs.device):
         before, steps = _steps(features, wide(states), wide(cells), wide(initial), weights, cell)
-        own = _own_gradients(gradient, gradient_of_cells, cell)
+        if cell == "gru":
+            own = wide(gradient).contiguous()
+        else:
+            of_cells = torch.zeros_like(gradient) if of_cells is None else of_cells
+            own = torch.cat([wide(gradient), wide(of_cells)], -1)
         reached, left = backward_rows(own, steps.jacobians(weights.recurrent))
         gates = steps.gate_gradients(reached)
         rows, rows_of_states = gates.of_inputs.flatten(0, 1), gates.of_states.flatten(0, 1)
@@ -435,10 +422,7 @@ def gated_layer_backward(
             rows.sum(0),
             rows_of_states.sum(0),
         )
-    of_inputs, of_initial, of_weight_input, of_weight, of_bias_input, of_bias = (
-        one.to(kind) for one in found
-    )
-    return of_inputs, of_initial, of_weight_input, of_weight, of_bias_input, of_bias
+    return tuple(one.to(states.dtype) for one in found)
 
 
 @gated_layer_backward.register_fake
@@ -464,14 +448,6 @@ def _steps(
     first, first_cell = initial.chunk(2, -1)
     before, cells_before = states_before(first, states), states_before(first_cell, cells)
     return before, LstmSteps.of(inputs, before, cells, cells_before, weights)
-
-
-def _own_gradients(gradient: Tensor, of_cells: Tensor | None, cell: str) -> Tensor:
-    if cell == "gru":
-        return wide(gradient).contiguous()
-    if of_cells is None:
-        of_cells = torch.zeros_like(gradient)
-    return torch.cat([wide(gradient), wide(of_cells)], -1)
 
 
 def _sum_over_rows(left: Tensor, right: Tensor) -> Tensor:

@@ -45,13 +45,10 @@ def is_replaceable(module: nn.Module) -> bool:
     kind = _plain_kind(module)
     if kind is not nn.LSTM:
         return kind is not None
-    if getattr(module, "proj_size", 0) or _is_on_cpu(module):
+    on_cpu = all(one.device.type == "cpu" for one in module.parameters())
+    if getattr(module, "proj_size", 0) or on_cpu:
         return False
     return int(getattr(module, "hidden_size", 0)) <= LARGEST_LSTM
-
-
-def _is_on_cpu(module: nn.Module) -> bool:
-    return all(one.device.type == "cpu" for one in module.parameters())
 
 
 def _plain_kind(module: nn.Module) -> type[nn.Module] | None:
@@ -70,22 +67,23 @@ def _nothing_to_replace(model: nn.Module) -> str:
     if any(isinstance(one, ScanStack) for one in inside):
         return f"every nn.RNN, nn.GRU and nn.LSTM in {name} already uses a scan"
     recurrent = next((one for one in inside if isinstance(one, nn.RNNBase)), None)
-    if recurrent is not None:
-        return f"there is nothing to replace in {name}: {_why_left(recurrent)}"
-    return (
-        f"there is no nn.RNN, nn.GRU or nn.LSTM in {name}. Cells that are called step by step "
-        "are not replaced"
-    )
-
-
-def _why_left(recurrent: nn.RNNBase) -> str:
+    if recurrent is None:
+        return (
+            f"there is no nn.RNN, nn.GRU or nn.LSTM in {name}. Cells that are called step by step "
+            "are not replaced"
+        )
     if _plain_kind(recurrent) is not nn.LSTM:
-        return f"it has {what_it_is(recurrent)}"
-    if recurrent.proj_size:
-        return "there is no scan for an nn.LSTM with proj_size"
-    if recurrent.hidden_size > LARGEST_LSTM:
-        return f"torch's backward is faster through an nn.LSTM of more than {LARGEST_LSTM} numbers"
-    return "torch's backward through an nn.LSTM is faster on a CPU. Move the model to its GPU first"
+        why = f"it has {what_it_is(recurrent)}"
+    elif recurrent.proj_size:
+        why = "there is no scan for an nn.LSTM with proj_size"
+    elif recurrent.hidden_size > LARGEST_LSTM:
+        why = f"torch's backward is faster through an nn.LSTM of more than {LARGEST_LSTM} numbers"
+    else:
+        why = (
+            "torch's backward through an nn.LSTM is faster on a CPU. Move the model to its GPU "
+            "first"
+        )
+    return f"there is nothing to replace in {name}: {why}"
 
 
 # Stacks of recurrent layers as torch's modules have them: layers, directions, packed sequences.
@@ -151,20 +149,19 @@ class ScanStack(nn.Module):
         """There is nothing to do; scripts call it on torch's module."""
 
     def reset_parameters(self) -> None:
-        """As torch does: uniform, by the size of the state."""
+        """Draw parameters as torch does: uniform, by the size of the state."""
         bound = self.hidden_size**-0.5
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """As nn.RNN lists them: of every layer and direction."""
-        endings = [
-            f"_l{layer}{back}"
+        """List weights as nn.RNN does: of every layer and direction."""
+        return [
+            self._weights(f"_l{layer}{back}")
             for layer in range(self.num_layers)
             for back in ("", "_reverse")[: 1 + self.bidirectional]
         ]
-        return [self._weights(ending) for ending in endings]
 
     def _weights(self, ending: str) -> list[Tensor]:
         names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
@@ -175,28 +172,29 @@ class ScanStack(nn.Module):
         ]
 
     def extra_repr(self) -> str:
-        sizes = f"{self.input_size}, {self.hidden_size}"
-        told = [
+        options = [
             f"{name}={getattr(self, name)!r}"
             for name, usual in self._usual().items()
             if getattr(self, name) != usual
         ]
-        return ", ".join([sizes, *told])
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *options])
 
     def _usual(self) -> dict[str, Any]:
         """Options that are told where they differ from this."""
-        return {
-            "num_layers": 1,
-            "bias": True,
-            "batch_first": False,
-            "dropout": 0.0,
-            "bidirectional": False,
-        }
+        usual = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0}
+        return {**usual, "bidirectional": False}
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         first = self._joined(hx)
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, first)
+            # The padding behind a sequence cannot reach what comes before it.
+            steps, lengths = pad_packed_sequence(input)
+            states, last = self._layers(
+                steps, self._initial(steps, first), lengths=lengths.to(steps.device)
+            )
+            sorted_already = input.sorted_indices is None
+            packed_states = pack_padded_sequence(states, lengths, enforce_sorted=sorted_already)
+            return packed_states, self._parted(last)
         alone = input.dim() == 2
         input, first = self.batched(input, first)
         steps = input.transpose(0, 1) if self.batch_first else input
@@ -210,20 +208,7 @@ class ScanStack(nn.Module):
         """A sequence without a batch as a batch of one."""
         if inputs.dim() != 2:
             return inputs, hx
-        return (
-            inputs.unsqueeze(int(not self.batch_first)),
-            None if hx is None else hx.unsqueeze(1),
-        )
-
-    def _forward_packed(self, packed: PackedSequence, hx: Tensor | None) -> Any:
-        """The padding behind a sequence cannot reach what comes before it."""
-        steps, lengths = pad_packed_sequence(packed)
-        states, last = self._layers(
-            steps, self._initial(steps, hx), lengths=lengths.to(steps.device)
-        )
-        sorted_already = packed.sorted_indices is None
-        packed_states = pack_padded_sequence(states, lengths, enforce_sorted=sorted_already)
-        return packed_states, self._parted(last)
+        return inputs.unsqueeze(int(not self.batch_first)), None if hx is None else hx.unsqueeze(1)
 
     def _initial(self, steps: Tensor, hx: Tensor | None) -> Tensor:
         """Zeros unless they are given; ValueError where shapes do not fit."""
@@ -244,16 +229,15 @@ class ScanStack(nn.Module):
     def _layers(
         self, steps: Tensor, initial: Tensor, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        values, last = steps, []
-        directions = 2 if self.bidirectional else 1
+        values, last = steps, list[Tensor]()
         for layer in range(self.num_layers):
             outputs = []
-            for direction in range(directions):
-                first = initial[layer * directions + direction]
-                states, end = self._one_way(values, first, layer, direction == 1, lengths)
+            for reverse in (False, True)[: 1 + self.bidirectional]:
+                first = initial[len(last)]
+                states, end = self._one_way(values, first, layer, reverse, lengths)
                 outputs.append(states)
                 last.append(end)
-            values = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+            values = torch.cat(outputs, -1) if len(outputs) == 2 else outputs[0]
             if self.dropout and layer < self.num_layers - 1:
                 values = nn.functional.dropout(values, self.dropout, self.training)
         return values, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0)
@@ -263,17 +247,8 @@ class ScanStack(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         weights = self._weights(f"_l{layer}{'_reverse' if reverse else ''}")
         given = _reversed(values, lengths) if reverse else values
-        parts = self._in_precision_of_weights(given, initial, weights)
-        ends = [part[-1] if lengths is None else _at(part, lengths - 1) for part in parts]
-        states = parts[0]
-        end = torch.cat(ends, -1) if len(ends) > 1 else ends[0]
-        return (_reversed(states, lengths) if reverse else states), end
-
-    def _in_precision_of_weights(
-        self, values: Tensor, initial: Tensor, weights: list[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """Under autocast too: states that go around thousands of times are not rounded to 16
-        bits."""
+        # In the weights' precision, under autocast too: states that go around thousands of times
+        # are not rounded to 16 bits.
         kind, device = weights[0].dtype, values.device.type
         casts = torch.is_autocast_enabled(device)
         if values.dtype != kind and not casts:
@@ -281,11 +256,14 @@ class ScanStack(nn.Module):
                 f"input is {values.dtype} and the weights are {kind}. Convert one of them"
             )
         with torch.autocast(device, enabled=False) if casts else nullcontext():
-            return self._one_layer(
-                values.to(kind).contiguous(),
+            parts = self._one_layer(
+                given.to(kind).contiguous(),
                 initial.to(kind).contiguous(),
                 [*weights, *[None] * (4 - len(weights))],
             )
+        ends = [part[-1] if lengths is None else _at(part, lengths - 1) for part in parts]
+        end = torch.cat(ends, -1) if len(ends) > 1 else ends[0]
+        return (_reversed(parts[0], lengths) if reverse else parts[0]), end
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -356,25 +334,20 @@ class ScanRNN(ScanStack):
     def states_by_layer(
         self, inputs: Tensor, hx: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """Of a batch: each layer's and direction's states in the order of its own steps, and its
+        """Return each layer's and direction's states in the order of its own steps, and its
         recurrent weight. Dropout between layers is left out."""
         steps = inputs.transpose(0, 1) if self.batch_first else inputs
-        initial, directions = self._initial(steps, hx), 2 if self.bidirectional else 1
-        found = []
+        initial = self._initial(steps, hx)
+        layers: list[tuple[Tensor, Tensor]] = []
         for layer in range(self.num_layers):
             outputs = []
-            for direction in range(directions):
-                first, back = initial[layer * directions + direction], direction == 1
-                states, _ = self._one_way(steps, first, layer, back, None)
+            for reverse in (False, True)[: 1 + self.bidirectional]:
+                states, _ = self._one_way(steps, initial[len(layers)], layer, reverse, None)
                 outputs.append(states)
-                weight = self._weights(f"_l{layer}{'_reverse' if back else ''}")[1]
-                found.append((_turned(states, back), weight))
+                weight = self._weights(f"_l{layer}{'_reverse' if reverse else ''}")[1]
+                layers.append((states.flip(0).contiguous() if reverse else states, weight))
             steps = torch.cat(outputs, -1)
-        return found
-
-
-def _turned(values: Tensor, back: bool) -> Tensor:
-    return values.flip(0).contiguous() if back else values
+        return layers
 
 
 # `ScanGRU` and `ScanLSTM`: torch's modules with a backward pass of logarithmic depth.

@@ -111,7 +111,7 @@ def _replay(
 def backward_rows(
     gradient: Tensor, coefficient: Tensor, basis: Tensor, kept: int, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As gated_layer.backward_rows; tensors of float32, contiguous."""
+    """Compute gated_layer.backward_rows; tensors of float32, contiguous."""
     steps, batch, size = map(int, gradient.shape)
     chunk = chunk or gpu_chunk(steps, batch, size, multiprocessors(gradient.device))
     chunks, padded = triton.cdiv(steps, chunk), padded_size(size)

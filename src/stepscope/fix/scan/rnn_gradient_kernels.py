@@ -187,8 +187,8 @@ def _chain(
     matrices, exponents, offsets, entering, sequence, batch, chunks,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """What enters each chunk but the last, one after the other; the next map is loaded while this
-    one is computed."""
+    """Compute what enters each chunk but the last, one after the other; the next map is loaded
+    while this one is computed."""
     columns, rows = tl.arange(0, PADDED), tl.arange(0, PADDED)
     inside = columns < SIZE
     within = (rows < SIZE)[:, None] & inside[None, :]
@@ -273,21 +273,15 @@ def _replay_and_sum(
 
 
 def layer_gradients(
-    gradient: Tensor,
-    state: Tensor,
-    inputs: Tensor,
-    initial: Tensor,
-    weight_input: Tensor,
-    weight: Tensor,
-    *,
-    tanh: bool,
-    chunk: int,
-    precision: str,
-    wants_inputs: bool,
+    *tensors: Tensor, tanh: bool, chunk: int, precision: str, wants_inputs: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of inputs (empty if not wanted), initial state, both weights and a bias; all
-    contiguous, in fp32, the state and the features no larger than FUSED_SIZE. `precision` is the
-    fold's; the steps themselves are exact unless a short one is asked for."""
+    """Gradients of inputs (empty if not wanted), initial state, both weights and a bias.
+
+    `tensors` are the gradient and the states, then what was given to the layer: inputs, initial
+    state, both weights; all contiguous, in fp32, the state and the features no larger than
+    FUSED_SIZE. `precision` is the fold's; the steps themselves are exact unless a short one is
+    asked for."""
+    gradient, state, inputs, initial, weight_input, weight = tensors
     steps, batch, size = gradient.shape
     features, chunks = inputs.shape[-1], triton.cdiv(steps, chunk)
     padded, wide = padded_size(size), padded_size(features)
@@ -341,7 +335,7 @@ _ALIGNED = 32  # numbers: where each gradient begins in the sum
 
 
 class WeightGradients(NamedTuple):
-    """Of one layer; the bias's is that of both biases."""
+    """Gradients of one layer's weights; the bias's is that of both biases."""
 
     input: Tensor
     recurrent: Tensor

@@ -259,7 +259,7 @@ def backward_states(
     launch: Launch,
     precision: str = "ieee",
 ) -> tuple[Tensor, Tensor]:
-    """As affine_maps.backward_states, from the states instead of the slopes."""
+    """Compute affine_maps.backward_states from the states instead of the slopes."""
     steps, batch, size = gradient.shape
     first = _Scan.first(batch, size, tanh, precision, launch, gradient.device)
     maps = first.empty_maps(triton.cdiv(steps, launch.chunk))
@@ -278,7 +278,7 @@ def carries(maps: tuple[Tensor, Tensor, Tensor]) -> Tensor:
 
 
 def padded_size(size: int) -> int:
-    """Of a matrix that kernels multiply: a power of two, and no less than tensor cores take."""
+    """Return the size of a matrix in kernels: a power of two that tensor cores take."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -294,7 +294,7 @@ def plain_warps(padded: int) -> int:
 
 
 class _Scan(NamedTuple):
-    """What all levels of one backward pass share."""
+    """The settings that all levels of one backward pass share."""
 
     batch: int
     size: int

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepscope.fix.server import messages as msg
 from stepscope.fix.server.membership import (
     ClockTable,
     CoordinatorSurroundings,
@@ -19,35 +20,7 @@ from stepscope.fix.server.membership import (
     Timing,
     run_in_background,
 )
-from stepscope.fix.server.messages import (
-    Admit,
-    BeginClock,
-    BeginCut,
-    CloseClock,
-    Counted,
-    Cut,
-    CutAborted,
-    DropBackup,
-    Evicted,
-    Fence,
-    FetchCut,
-    FinishClock,
-    Found,
-    HoldPushes,
-    Join,
-    Joined,
-    Leave,
-    MayRead,
-    NotYet,
-    OutOfOrder,
-    ReachSyncPoint,
-    ReadState,
-    ReportShard,
-    SendAgain,
-    StillHere,
-    TakeCheckpoint,
-)
-from stepscope.records.server_log import CheckpointCut, ClockClosed, MemberChange
+from stepscope.records.folders import CheckpointCut, ClockClosed, MemberChange
 
 if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot
@@ -82,7 +55,7 @@ class Coordinator:
             replicas=replicas,
             deadline_s=self._timing.shard_deadline_s,
         )
-        self._joined: dict[str, Joined] = {}  # by token
+        self._joined: dict[str, msg.Joined] = {}  # by token
         self._leaving: set[str] = set()
         self._cuts = 0
         self._checkpointing: asyncio.Future[CheckpointCut] | None = None
@@ -119,36 +92,38 @@ class Coordinator:
 
     async def ask(self, message: Any) -> Any:
         """The answer to any message for the coordinator."""
-        self._heard(getattr(message, "member", None))
+        name = getattr(message, "member", None)
+        if name is not None and name in self._table.members:
+            self._table.members[name].heard_at = asyncio.get_running_loop().time()
         match message:
-            case Join():
+            case msg.Join():
                 return await self._join(message)
-            case BeginClock():
+            case msg.BeginClock():
                 return await self._begin(message)
-            case FinishClock():
+            case msg.FinishClock():
                 return await self._finish(message)
-            case ReachSyncPoint():
+            case msg.ReachSyncPoint():
                 return await self._reach_sync_point(message)
-            case StillHere():
-                return Counted() if self._is_member(message.member) else Evicted()
-            case Leave():
+            case msg.StillHere():
+                return msg.Counted() if self._is_member(message.member) else msg.Evicted()
+            case msg.Leave():
                 await self._let_go(message.member)
-                return Counted()
-            case ReportShard():
+                return msg.Counted()
+            case msg.ReportShard():
                 await self._shards.restore(message.shard, message.epoch, dead=message.dead)
-                return Found(routes=self._shards.routes())
-            case DropBackup():
+                return msg.Found(routes=self._shards.routes())
+            case msg.DropBackup():
                 return self._shards.drop_backup(message)
-            case TakeCheckpoint():
+            case msg.TakeCheckpoint():
                 return await self._checkpoint_once()
-            case ReadState():
+            case msg.ReadState():
                 return (await self._take_cut())[1]
             case _:
-                return OutOfOrder(why=f"the coordinator does not know {type(message).__name__}")
+                return msg.OutOfOrder(why=f"the coordinator does not know {type(message).__name__}")
 
     # Members
 
-    async def _join(self, message: Join) -> Joined:
+    async def _join(self, message: msg.Join) -> msg.Joined:
         async with self._order:
             if message.token in self._joined:
                 return self._joined[message.token]
@@ -159,9 +134,9 @@ class Coordinator:
             now = asyncio.get_running_loop().time()
             member = self._table.plan_member(rank, now)
             self._table.add(member)  # first: a shard that is restored meanwhile knows it too
-            await self._shards.tell_all(Admit(member=member.name, clock=member.count))
+            await self._shards.tell_all(msg.Admit(member=member.name, clock=member.count))
             member.heard_at = asyncio.get_running_loop().time()
-            joined = Joined(
+            joined = msg.Joined(
                 member=member.name,
                 rank=rank,
                 life=member.life,
@@ -188,7 +163,7 @@ class Coordinator:
     async def _fence(self, member: MemberClock, change: Any, detail: str) -> None:
         """Shards refuse it first: a push on its way is either applied before this or never."""
         self._leaving.add(member.name)
-        answers = await self._shards.tell_all(Fence(member=member.name, counted=member.count))
+        answers = await self._shards.tell_all(msg.Fence(member=member.name, counted=member.count))
         counts = {answer.count for answer in answers if answer.count is not None}
         torn = not self._table.consistency.synchronous and len(counts) > 1
         if not self._table.consistency.synchronous and not torn:
@@ -200,13 +175,9 @@ class Coordinator:
     def _is_member(self, name: str) -> bool:
         return name in self._table.members and name not in self._leaving
 
-    def _heard(self, name: str | None) -> None:
-        if name is not None and name in self._table.members:
-            self._table.members[name].heard_at = asyncio.get_running_loop().time()
-
     # Clocks
 
-    async def _begin(self, message: BeginClock) -> MayRead | NotYet | Evicted:
+    async def _begin(self, message: msg.BeginClock) -> msg.MayRead | msg.NotYet | msg.Evicted:
         waited_for: int | None = None
         until = asyncio.get_running_loop().time() + _POLL_S
         async with self._changed:
@@ -214,25 +185,27 @@ class Coordinator:
                 blockers = self._table.blockers(message.member, message.clock)
                 waited_for = blockers[0] if blockers else waited_for
                 if self._table.may_read(message.member, message.clock):
-                    return MayRead(routes=self._shards.routes(), waited_for=waited_for)
+                    return msg.MayRead(routes=self._shards.routes(), waited_for=waited_for)
                 if not await self._wait_for_change(until):
-                    return NotYet(waiting_for=waited_for)
-        return Evicted()
+                    return msg.NotYet(waiting_for=waited_for)
+        return msg.Evicted()
 
-    async def _finish(self, message: FinishClock) -> Counted | SendAgain | Evicted:
+    async def _finish(self, message: msg.FinishClock) -> msg.Counted | msg.SendAgain | msg.Evicted:
         if not self._is_member(message.member):
-            return Evicted()
+            return msg.Evicted()
         if message.clock < self._table.members[message.member].count:
-            return Counted()  # repeated
+            return msg.Counted()  # repeated
         changed = await self._shards.changed_since(message.epochs)
         if changed:
-            return SendAgain(shards=changed, routes=self._shards.routes())
+            return msg.SendAgain(shards=changed, routes=self._shards.routes())
         self._table.finish(message.member, message.clock)
         run_in_background(self._tasks, self._close_clocks())
         await self._notify()
-        return Counted()
+        return msg.Counted()
 
-    async def _reach_sync_point(self, message: ReachSyncPoint) -> Counted | NotYet | Evicted:
+    async def _reach_sync_point(
+        self, message: msg.ReachSyncPoint
+    ) -> msg.Counted | msg.NotYet | msg.Evicted:
         until = asyncio.get_running_loop().time() + _POLL_S
         if self._is_member(message.member):
             member = self._table.members[message.member]
@@ -241,17 +214,17 @@ class Coordinator:
         async with self._changed:
             while self._is_member(message.member):
                 if self._table.reached_by_all(message.number):
-                    return Counted()
+                    return msg.Counted()
                 if not await self._wait_for_change(until):
-                    return NotYet()
-        return Evicted()
+                    return msg.NotYet()
+        return msg.Evicted()
 
     async def _close_clocks(self) -> None:
         """Strong consistency: when everybody finished a clock, all shards apply it."""
         async with self._order:
             while (members := self._table.closable()) is not None:
                 clock = self._table.closed
-                await self._shards.tell_all(CloseClock(clock=clock, members=members))
+                await self._shards.tell_all(msg.CloseClock(clock=clock, members=members))
                 self._table.close()
                 self._around.log(
                     ClockClosed(clock=clock, members=members, at_unix_ns=time.time_ns())
@@ -295,7 +268,7 @@ class Coordinator:
         self._around.log(event)
         return event
 
-    async def _take_cut(self) -> tuple[int, Cut]:
+    async def _take_cut(self) -> tuple[int, msg.Cut]:
         """Again if somebody died meanwhile: a cut has whole updates only."""
         while True:
             async with self._order:
@@ -306,7 +279,7 @@ class Coordinator:
                 *(self._fetch_cut(shard, number) for shard in self._shards)
             )
             if None not in shards:
-                return number, Cut(counts=counts, shards=tuple(shards))
+                return number, msg.Cut(counts=counts, shards=tuple(shards))
 
     async def _begin_cut(self, cut: int) -> dict[str, int]:
         """The largest counts of any shard: what one shard has applied is on its way to the others.
@@ -314,18 +287,20 @@ class Coordinator:
         if self._table.consistency.synchronous:
             counts = dict.fromkeys(self._table.members, self._table.closed)
         else:
-            answers = await self._shards.tell_all(HoldPushes(cut=cut))
+            answers = await self._shards.tell_all(msg.HoldPushes(cut=cut))
             counts = {
                 name: max(answer.counts.get(name, 0) for answer in answers)
                 for name in self._table.members
             }
-        await self._shards.tell_all(BeginCut(cut=cut, counts=counts))
+        await self._shards.tell_all(msg.BeginCut(cut=cut, counts=counts))
         return counts
 
     async def _fetch_cut(self, shard: int, cut: int) -> ShardSnapshot | None:
-        while isinstance(answer := await self._shards.tell(shard, FetchCut(cut=cut)), NotYet):
+        while isinstance(
+            answer := await self._shards.tell(shard, msg.FetchCut(cut=cut)), msg.NotYet
+        ):
             pass
-        return None if isinstance(answer, CutAborted) else answer
+        return None if isinstance(answer, msg.CutAborted) else answer
 
     # Events
 

@@ -10,19 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stepscope.fix.server.messages import (
-    Ack,
-    AddBackup,
-    Counted,
-    DropBackup,
-    Ping,
-    Promote,
-    Route,
-    Routes,
-    Stale,
-    Unreachable,
-)
-from stepscope.records.server_log import LostUpdates, ServerEvent, ShardRestored, member_name
+from stepscope.fix.server import messages as msg
+from stepscope.records.folders import LostUpdates, ServerEvent, ShardRestored, member_name
 
 if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot
@@ -91,7 +80,7 @@ class ClockTable:
         self._started = self._started or len(self.members) >= self.expected
 
     def remove(self, name: str) -> MemberClock:
-        """What it finished stays: a strong clock still applies gradients that were counted."""
+        """Remove a member; a strong clock still applies the gradients that were counted."""
         member = self.gone[name] = self.members.pop(name)
         self._floor = max(self._floor, member.count)
         self._sync_floor = max(self._sync_floor, member.sync_points)
@@ -170,7 +159,7 @@ class Timing:
 
 
 class CoordinatorSurroundings(Protocol):
-    """What the coordinator needs of the cluster."""
+    """The cluster, as the coordinator needs it."""
 
     async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
         """Raises Unreachable."""
@@ -256,9 +245,9 @@ class ShardDirectory:
                 pass
         return changed
 
-    def routes(self) -> Routes:
+    def routes(self) -> msg.Routes:
         return {
-            shard: Route(shard=shard, epoch=serving.epoch, address=serving.primary)
+            shard: msg.Route(shard=shard, epoch=serving.epoch, address=serving.primary)
             for shard, serving in self._serving.items()
         }
 
@@ -275,10 +264,10 @@ class ShardDirectory:
             epoch, address = serving.epoch, serving.primary
             try:
                 answer = await self._around.ask(address, message)
-            except Unreachable as lost:
+            except msg.Unreachable as lost:
                 await self.restore(shard, epoch, dead=lost.dead)
                 continue
-            if not isinstance(answer, Stale):
+            if not isinstance(answer, msg.Stale):
                 return answer
             await asyncio.sleep(_PING_S / 10)
 
@@ -288,7 +277,7 @@ class ShardDirectory:
         async with serving.lock:
             if serving.epoch != epoch:
                 return
-            if not dead and await self._answers(serving.primary, Ping()):
+            if not dead and await self._answers(serving.primary, msg.Ping()):
                 return
             at, begun = time.time_ns(), time.monotonic_ns()
             gone, serving.primary, serving.epoch = serving.primary, None, epoch + 1
@@ -314,7 +303,7 @@ class ShardDirectory:
         """The source of the new primary's values, and what they lack."""
         for address in backups.values():
             if serving.primary is None and await self._answers(
-                address, Promote(epoch=serving.epoch)
+                address, msg.Promote(epoch=serving.epoch)
             ):
                 serving.primary = address
             else:
@@ -335,12 +324,12 @@ class ShardDirectory:
         while asyncio.get_running_loop().time() < until:
             try:
                 answer = await self._around.ask(address, message, timeout_s=_PING_S)
-            except Unreachable as lost:
+            except msg.Unreachable as lost:
                 if lost.dead:
                     return False
                 await asyncio.sleep(_PING_S / 4)
                 continue
-            return isinstance(answer, Ack)
+            return isinstance(answer, msg.Ack)
         return False
 
     async def recruit(self, shard: int, after_s: float = 0.0) -> None:
@@ -354,28 +343,28 @@ class ShardDirectory:
                 epoch, copy = serving.epoch, len(serving.backups) + 1
                 try:
                     name, address = await self._around.start_shard(shard, epoch, None, copy)
-                except Unreachable:
+                except msg.Unreachable:
                     return  # no machine to start it on
                 serving.backups[name] = address
                 try:
-                    add = AddBackup(backup=name, address=address)
+                    add = msg.AddBackup(backup=name, address=address)
                     await self._around.ask(serving.primary, add)
                     continue
-                except Unreachable as lost:
+                except msg.Unreachable as lost:
                     dead = lost.dead
                     serving.backups.pop(name, None)
                     self._around.stop_shard(address)
             await self.restore(shard, epoch, dead=dead)
 
-    def drop_backup(self, message: DropBackup) -> Counted | Stale:
+    def drop_backup(self, message: msg.DropBackup) -> msg.Counted | msg.Stale:
         serving = self._serving[message.shard]
         if serving.epoch != message.epoch or serving.primary is None:
-            return Stale()
+            return msg.Stale()
         address = serving.backups.pop(message.backup, None)
         if address is not None:
             self._around.stop_shard(address)
             run_in_background(self._tasks, self.recruit(message.shard, after_s=_PAUSE_S))
-        return Counted()
+        return msg.Counted()
 
 
 # What a shard lost that had to be restored from a checkpoint, and in words.

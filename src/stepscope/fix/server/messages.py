@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, dataclass_transform
 
 import numpy as np
 import torch
@@ -29,8 +29,15 @@ class Unreachable(Exception):  # noqa: N818 - a condition of the network, not a 
         self.dead = dead
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Route:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Message:
+    """A frozen record of keyword arguments."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Route(Message):
     """Where a shard is served, None while it is restored. The epoch grows when another actor takes
     over."""
 
@@ -44,16 +51,14 @@ Routes = dict[int, Route]
 # Worker -> coordinator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Join:
+class Join(Message):
     """`token` is new for each life, and the same when the message is repeated."""
 
     token: str
     rank: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Joined:
+class Joined(Message):
     member: str
     rank: int
     life: int
@@ -63,29 +68,25 @@ class Joined:
     setup: Any  # ServerSetup, for workers that only know the server's name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BeginClock:
+class BeginClock(Message):
     """May this member read at this clock?"""
 
     member: str
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MayRead:
+class MayRead(Message):
     routes: Routes
     waited_for: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotYet:
+class NotYet(Message):
     """Ask again. `waiting_for` is a rank that holds the asker up."""
 
     waiting_for: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishClock:
+class FinishClock(Message):
     """All shards acknowledged this member's push, in these epochs."""
 
     member: str
@@ -93,42 +94,35 @@ class FinishClock:
     epochs: dict[int, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
+class Counted(Message):
     """The push is part of the history; no failure that a replica covers can lose it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendAgain:
+class SendAgain(Message):
     """These shards were restored meanwhile."""
 
     shards: tuple[int, ...]
     routes: Routes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evicted:
+class Evicted(Message):
     """The member was silent for too long, or replaced; it may join again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReachSyncPoint:
+class ReachSyncPoint(Message):
     member: str
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leave:
+class Leave(Message):
     member: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StillHere:
+class StillHere(Message):
     member: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportShard:
+class ReportShard(Message):
     """A shard did not answer. The answer, once it is served again, is a Found."""
 
     shard: int
@@ -136,23 +130,19 @@ class ReportShard:
     dead: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Found(Message):
     routes: Routes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TakeCheckpoint:
+class TakeCheckpoint(Message):
     """One that is being taken answers everybody who asks meanwhile."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadState:
+class ReadState(Message):
     """All parameters, at one cut: the answer is a Cut."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class Cut(Message):
     """`shards` are the snapshots."""
 
     counts: dict[str, int]
@@ -162,8 +152,7 @@ class Cut:
 # Shard -> coordinator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DropBackup:
+class DropBackup(Message):
     """The primary of this epoch cannot reach its backup. Counted, or Stale if it is none."""
 
     shard: int
@@ -174,8 +163,7 @@ class DropBackup:
 # Worker -> shard
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PushGradients:
+class PushGradients(Message):
     """`settings` are the optimizer's numbers (learning rate, ...), one dictionary per group."""
 
     member: str
@@ -184,34 +172,29 @@ class PushGradients:
     settings: tuple[dict[str, Any], ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ack:
+class Ack(Message):
     epoch: int
     missing: tuple[str, ...] = ()  # members of a closed clock whose gradients a failure lost
     count: int | None = None  # of a fenced member: updates that this shard has
     counts: dict[str, int] | None = None  # of all members, if pushes are held
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Busy:
+class Busy(Message):
     """The shard's queue is full."""
 
     queue: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stale:
+class Stale(Message):
     """Another actor serves the shard now."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadParameters:
+class ReadParameters(Message):
     member: str
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Values:
+class Values(Message):
     """`flat` is an array of bytes, or a reference to one in the object store."""
 
     epoch: int
@@ -223,37 +206,32 @@ class Values:
 # Coordinator -> shard. Admit, Fence, CloseClock and BeginCut change its state, as pushes do.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admit:
+class Admit(Message):
     member: str
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fence:
+class Fence(Message):
     """Take no more pushes of this member. Gradients of clocks from `counted` on are dropped."""
 
     member: str
     counted: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CloseClock:
+class CloseClock(Message):
     """Apply the mean of these members' gradients, added up in this order."""
 
     clock: int
     members: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HoldPushes:
+class HoldPushes(Message):
     """Apply no push until this cut begins, which is at once."""
 
     cut: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BeginCut:
+class BeginCut(Message):
     """Keep the state that has exactly these counts of updates."""
 
     cut: int
@@ -263,30 +241,25 @@ class BeginCut:
 Change = PushGradients | Admit | Fence | CloseClock | BeginCut
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FetchCut:
+class FetchCut(Message):
     cut: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CutAborted:
+class CutAborted(Message):
     """A member of the cut went away before its last update came."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ping:
-    pass
+class Ping(Message):
+    """Any answer shows that the actor lives."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Promote:
+class Promote(Message):
     """A backup becomes the primary."""
 
     epoch: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AddBackup:
+class AddBackup(Message):
     """Bring this new actor up to date and repeat every change to it from now on."""
 
     backup: str
@@ -296,22 +269,19 @@ class AddBackup:
 # Primary -> backup
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
+class Load(Message):
     epoch: int
     index: int  # of the last change in `snapshot`
     snapshot: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Repeat:
+class Repeat(Message):
     epoch: int
     index: int
     change: Change
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutOfOrder:
+class OutOfOrder(Message):
     """A message that makes sense in no history; its sender has a defect."""
 
     why: str
@@ -322,20 +292,23 @@ class OutOfOrder:
 _ALIGN_BYTES = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """One parameter and its bytes in the flat message."""
+    """One parameter and where its bytes begin in the flat message."""
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
+    trained: bool
     offset: int
-    size_bytes: int
-    trained: bool = True
 
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.elements * self.dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -354,41 +327,13 @@ class Layout:
             for place in self.places
         }
 
-    def with_dtype(self, dtype: Any) -> Layout:
-        """The same tensors, floating-point numbers wider than `dtype` stored as `dtype`."""
-        return lay_out(
-            [
-                (
-                    one.name,
-                    one.shape,
-                    dtype if _is_wider(one.dtype, dtype) else one.dtype,
-                    one.trained,
-                )
-                for one in self.places
-            ]
-        )
 
-
-def _is_wider(dtype: Any, than: Any) -> bool:
-    return bool(dtype.is_floating_point and dtype.itemsize > than.itemsize)
-
-
-def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], Any, bool]]) -> Layout:
-    """One after another; each begins where any type may begin."""
+def lay_out(tensors: Iterable[tuple[str, tuple[int, ...], Any, bool]]) -> Layout:
+    """Put tensors one after another; each begins where any type may begin."""
     places, offset = [], 0
     for name, shape, dtype, trained in tensors:
-        size = math.prod(shape) * dtype.itemsize
-        places.append(
-            TensorPlace(
-                name=name,
-                shape=tuple(shape),
-                dtype=dtype,
-                offset=offset,
-                size_bytes=size,
-                trained=trained,
-            )
-        )
-        offset += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
+        places.append(TensorPlace(name, tuple(shape), dtype, trained, offset))
+        offset += -(-places[-1].size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
     return Layout(places=tuple(places), size_bytes=offset)
 
 
@@ -405,7 +350,7 @@ def assign(sizes: Mapping[str, int], shards: int) -> list[list[str]]:
 
 
 def shard_layouts(tensors: Mapping[str, Any], shards: int) -> list[Layout]:
-    """Of the named parameters of a model. UsageError where there is nothing for a shard."""
+    """Share out a model's named parameters. UsageError where a shard would have nothing."""
     if shards < 1:
         raise UsageError(f"shards={shards}: a parameter server needs at least one shard")
     if len(tensors) < shards:
@@ -414,19 +359,8 @@ def shard_layouts(tensors: Mapping[str, Any], shards: int) -> list[Layout]:
             "one shard for each"
         )
     sizes = {name: one.numel() * one.element_size() for name, one in tensors.items()}
-    return [
-        lay_out(
-            [
-                (name, tuple(tensors[name].shape), tensors[name].dtype, _is_trained(tensors[name]))
-                for name in names
-            ]
-        )
-        for names in assign(sizes, shards)
-    ]
-
-
-def _is_trained(tensor: Any) -> bool:
-    return bool(tensor.requires_grad)
+    facts = {name: (name, one.shape, one.dtype, one.requires_grad) for name, one in tensors.items()}
+    return [lay_out(facts[name] for name in names) for names in assign(sizes, shards)]
 
 
 def flatten(layout: Layout, tensors: Mapping[str, Any]) -> Any:
@@ -473,11 +407,22 @@ class Compression:
 
     @property
     def words(self) -> str:
-        """As `parse` takes it."""
+        """Spell it as `parse` takes it."""
         return f"top-k:{self.share:g}" if self.kind == "top-k" else self.kind
 
     def travel_layout(self, layout: Layout) -> Layout:
-        return layout.with_dtype(torch.bfloat16) if self.kind == "bf16" else layout
+        """Return the layout in which wide floating-point numbers have the type they travel as."""
+        if self.kind != "bf16":
+            return layout
+        half = torch.bfloat16
+        is_wide = {
+            one.dtype: one.dtype.is_floating_point and one.dtype.itemsize > half.itemsize
+            for one in layout.places
+        }
+        return lay_out(
+            (one.name, one.shape, half if is_wide[one.dtype] else one.dtype, one.trained)
+            for one in layout.places
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -505,17 +450,14 @@ class GradientPacker:
 
     def pack(self, gradients: Mapping[str, Any]) -> PackedGradients:
         """Gradients by name; a parameter without one is not in the message."""
-        present = tuple(
-            index
-            for index, place in enumerate(self._layout.places)
-            if gradients.get(place.name) is not None
-        )
-        dense = {index: _dense(gradients[self._layout.places[index].name]) for index in present}
+        dense: dict[int, Any] = {}
+        for index, place in enumerate(self._layout.places):
+            if (gradient := gradients.get(place.name)) is not None:
+                detached = gradient.detach()
+                is_dense = detached.layout == torch.strided
+                dense[index] = detached if is_dense else detached.to_dense()
         if self._compression.kind == "top-k":
             return self._pack_largest(dense)
-        return self._pack_all(dense)
-
-    def _pack_all(self, dense: dict[int, Any]) -> PackedGradients:
         device = next(iter(dense.values())).device if dense else "cpu"
         flat = torch.zeros(self._layout.size_bytes, dtype=torch.uint8, device=device)
         views = list(self._layout.views(flat).values())
@@ -526,14 +468,14 @@ class GradientPacker:
     def _pack_largest(self, dense: dict[int, Any]) -> PackedGradients:
         chosen, values = [], []
         for index, gradient in dense.items():
-            whole = gradient.reshape(-1).clone()
+            total = gradient.reshape(-1).clone()
             if index in self._left_out:
-                whole += self._left_out[index]
-            kept = max(1, round(self._compression.share * whole.numel())) if whole.numel() else 0
-            places = torch.topk(whole.abs(), kept, sorted=False).indices.sort().values
-            picked = whole[places]
-            whole[places] = 0
-            self._left_out[index] = whole
+                total += self._left_out[index]
+            count = max(1, round(self._compression.share * total.numel())) if total.numel() else 0
+            places = torch.topk(total.abs(), count, sorted=False).indices.sort().values
+            picked = total[places]
+            total[places] = 0
+            self._left_out[index] = total
             chosen.append(places.to(torch.int32).cpu().numpy())
             values.append(picked.cpu().contiguous().view(torch.uint8).numpy())
         flat = np.concatenate(values) if values else np.zeros(0, np.uint8)
@@ -543,7 +485,17 @@ class GradientPacker:
 def unpack(compression: Compression, layout: Layout, packed: PackedGradients) -> dict[str, Any]:
     """Gradients by name in the parameters' own types; parameters without one are left out."""
     if packed.chosen is not None:
-        return _unpack_largest(layout, packed)
+        gradients, offset = {}, 0
+        for index, chosen in zip(packed.present, packed.chosen, strict=True):
+            place = layout.places[index]
+            size = len(chosen) * place.dtype.itemsize
+            total = torch.zeros(place.elements, dtype=place.dtype)
+            if size:  # copied, because no value of this message begins at a multiple of its size
+                part = bytearray(packed.flat[offset : offset + size])
+                total[as_tensor(chosen).long()] = torch.frombuffer(part, dtype=place.dtype)
+            gradients[place.name] = total.view(place.shape)
+            offset += size
+        return gradients
     travelled = compression.travel_layout(layout)
     views = list(travelled.views(as_tensor(packed.flat)).values())
     return {
@@ -552,32 +504,8 @@ def unpack(compression: Compression, layout: Layout, packed: PackedGradients) ->
     }
 
 
-def _unpack_largest(layout: Layout, packed: PackedGradients) -> dict[str, Any]:
-    assert packed.chosen is not None
-    gradients, offset = {}, 0
-    for index, chosen in zip(packed.present, packed.chosen, strict=True):
-        place = layout.places[index]
-        size = len(chosen) * place.dtype.itemsize
-        # A copy: in this message no value begins at a multiple of its size.
-        values = (
-            torch.frombuffer(bytearray(packed.flat[offset : offset + size]), dtype=place.dtype)
-            if size
-            else torch.zeros(0, dtype=place.dtype)
-        )
-        whole = torch.zeros(place.elements, dtype=place.dtype)
-        whole[as_tensor(chosen).long()] = values
-        gradients[place.name] = whole.view(place.shape)
-        offset += size
-    return gradients
-
-
 def as_tensor(array: Any) -> Any:
     """Ray's store gives read-only arrays, and torch has no such tensors: nobody writes to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
-
-
-def _dense(gradient: Any) -> Any:
-    whole = gradient.detach()
-    return whole.to_dense() if whole.layout != torch.strided else whole

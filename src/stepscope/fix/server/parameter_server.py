@@ -6,24 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from stepscope.errors import UsageError
+from stepscope.fix.server import messages as msg
 from stepscope.fix.server.membership import Timing
-from stepscope.fix.server.messages import (
-    Compression,
-    Layout,
-    ReadState,
-    TakeCheckpoint,
-    flatten,
-    shard_layouts,
-)
+from stepscope.fix.server.messages import Compression, flatten, shard_layouts
 from stepscope.fix.server.ray_actors import (
     NAMESPACE,
     Answering,
@@ -43,7 +36,7 @@ from stepscope.fix.server.shard_state import (
 )
 from stepscope.fix.server.worker import Worker
 from stepscope.records.change_values import Consistency
-from stepscope.records.server_log import CheckpointCut, ServerFacts, ShardFacts
+from stepscope.records.folders import CheckpointCut
 
 # An ordinary training loop as a worker: its optimizer's step goes to the server.
 
@@ -113,27 +106,25 @@ class ServerConnection:
 
     def checkpoint(self) -> CheckpointCut:
         """Save all shards at one cut, while workers go on."""
-        cut: CheckpointCut = self._ask(TakeCheckpoint())
+        cut: CheckpointCut = self._ask(msg.TakeCheckpoint())
         return cut
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters at one cut; buffers stay with each worker's model."""
-        ray = import_ray()
-        setup: ServerSetup = ray.get(self._its_actor().setup.remote())
-        state = {}
-        for layout, snapshot in zip(setup.layouts, self._ask(ReadState()).shards, strict=True):
-            views = layout.views(torch.tensor(snapshot.flat))
-            state.update({name: view.clone() for name, view in views.items()})
-        return state
+        setup: ServerSetup = import_ray().get(self._its_actor().setup.remote())
+        return {
+            name: view.clone()
+            for layout, shard in zip(setup.layouts, self._ask(msg.ReadState()).shards, strict=True)
+            for name, view in layout.views(torch.tensor(shard.flat)).items()
+        }
 
     def _ask(self, message: Any) -> Any:
         return import_ray().get(self._its_actor().answer.remote(message))
 
     def _its_actor(self) -> Any:
         if self._actor is None:
-            ray = import_ray()
             try:
-                self._actor = ray.get_actor(self.name, namespace=NAMESPACE)
+                self._actor = import_ray().get_actor(self.name, namespace=NAMESPACE)
             except ValueError:
                 raise UsageError(
                     f'no parameter server named "{self.name}" runs on this Ray cluster. It '
@@ -180,54 +171,55 @@ class ParameterServer(ServerConnection):
         self._closed = False
         parameters = named_parameters(model)
         layouts = tuple(shard_layouts(parameters, shards))
-        folder = str(Path(run).absolute()) if run is not None else run_folder()
         saved = saved_cuts(Path(checkpoint)) if checkpoint is not None else []
+        for option, value in (("replicas", replicas), ("workers", workers)):
+            if value < 0:
+                raise UsageError(f"{option}={value}: must be 0 or more")
         setup = ServerSetup(
             consistency=Consistency.parse(consistency),
             compression=Compression.parse(compression),
             layouts=layouts,
             optimizer=make_recipe(optimizer, parameters),
-            replicas=_not_negative("replicas", replicas),
-            workers=_not_negative("workers", workers),
+            replicas=replicas,
+            workers=workers,
             timing=Timing(worker_deadline_s=worker_deadline_s, shard_deadline_s=shard_deadline_s),
             queue_limit=queue_limit,
-            folder=folder,
+            folder=str(Path(run).absolute()) if run is not None else run_folder(),
             checkpoint=str(Path(checkpoint).absolute()) if checkpoint is not None else None,
             checkpoint_every_s=checkpoint_every_s,
             first_cut=int(saved[-1].name.removeprefix("cut-")) if saved else 0,
         )
-        first = load_cut(saved[-1], layouts) if saved else _first_values(layouts, parameters)
+        if saved:
+            first = load_cut(saved[-1], layouts)
+        else:
+            flats = [flatten(layout, parameters).numpy() for layout in layouts]
+            first = [ShardSnapshot(flat=flat, optimizer={}, counts={}) for flat in flats]
         self._ray, self._own_cluster = connect_ray(address)
         try:
-            self._actor = self._start(setup, first)
+            self._start(setup, first)
         except BaseException:
             self.close()
             raise
-        write_facts(folder, _facts(setup))
+        write_facts(setup)
 
-    def _start(self, setup: ServerSetup, first: list[ShardSnapshot]) -> Any:
-        head = {"node:__internal_head__": 0.001}  # without the head node there is no cluster either
-        actor = (
-            self._ray.remote(CoordinatorActor)
-            .options(
-                name=self.name,
-                namespace=NAMESPACE,
-                num_cpus=0,
-                resources=head,
-                max_concurrency=10_000,
-            )
-            .remote(setup, first)
+    def _start(self, setup: ServerSetup, first: list[ShardSnapshot]) -> None:
+        actor = self._ray.remote(CoordinatorActor).options(
+            name=self.name,
+            namespace=NAMESPACE,
+            num_cpus=0,
+            # On the head node: without it there is no cluster either.
+            resources={"node:__internal_head__": 0.001},
+            max_concurrency=10_000,
         )
-        self._actor = actor
+        self._actor = actor.remote(setup, first)
         try:
-            self._ray.get(actor.start.remote())
+            self._ray.get(self._actor.start.remote())
         except self._ray.exceptions.RayError as error:
             raise UsageError(
                 "the parameter server does not start on this Ray cluster. Every machine "
                 "needs the same stepscope and torch as this one "
                 f"({str(error).strip().splitlines()[-1]})"
             ) from None
-        return actor
 
     def worker(self, model: Any = None, rank: int | None = None) -> Worker:
         """This process as a worker, with the model given here or to the server."""
@@ -280,35 +272,3 @@ def named_parameters(model: Any) -> dict[str, Any]:
                 "ordinary, dense tensors with values"
             )
     return parameters
-
-
-def _first_values(
-    layouts: tuple[Layout, ...], parameters: Mapping[str, Any]
-) -> list[ShardSnapshot]:
-    return [
-        ShardSnapshot(flat=flatten(layout, parameters).numpy(), optimizer={}, counts={})
-        for layout in layouts
-    ]
-
-
-def _facts(setup: ServerSetup) -> ServerFacts:
-    kind = setup.compression
-    return ServerFacts(
-        mode=setup.consistency.mode,
-        bound=setup.consistency.bound,
-        shards=tuple(
-            ShardFacts(shard=shard, tensors=len(one.places), size_bytes=one.size_bytes)
-            for shard, one in enumerate(setup.layouts)
-        ),
-        replicas=setup.replicas,
-        optimizer=setup.optimizer.kind.__name__,
-        compression=None if kind.kind == "none" else kind.words,
-        deadline_s=setup.timing.worker_deadline_s,
-        started_unix_ns=time.time_ns(),
-    )
-
-
-def _not_negative(name: str, value: int) -> int:
-    if value < 0:
-        raise UsageError(f"{name}={value}: must be 0 or more")
-    return value

@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.fix.server import messages as msg
 from stepscope.fix.server.coordinator import Coordinator
 from stepscope.fix.server.membership import Timing
-from stepscope.fix.server.messages import Compression, Layout, Ping, TakeCheckpoint, Unreachable
+from stepscope.fix.server.messages import Compression, Layout
 from stepscope.fix.server.shard import ShardServer
 from stepscope.fix.server.shard_state import OptimizerRecipe, ShardRecipe, ShardSnapshot, save_cut
-from stepscope.records.folders import COORDINATOR_FILE, SERVER_FILE, SERVER_FOLDER
-from stepscope.records.server_log import (
+from stepscope.records.folders import (
+    COORDINATOR_FILE,
+    SERVER_FILE,
+    SERVER_FOLDER,
     ServerEvent,
     ServerFacts,
+    ShardFacts,
     ShardRestored,
     event_line,
     shard_file,
@@ -32,203 +36,6 @@ from stepscope.records.server_log import (
 
 if TYPE_CHECKING:
     from stepscope.records.change_values import Consistency
-
-# The server's Ray actors: thin shells around coordinator.py and shard.py.
-
-_START_S = 180.0
-_AVOID_S = 120.0  # a machine on which an actor was lost
-_INLINE_BYTES = 64 * 1024  # the object store pays for larger arrays only
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerSetup:
-    """What every process of the server is told."""
-
-    consistency: Consistency
-    compression: Compression
-    layouts: tuple[Layout, ...]
-    optimizer: OptimizerRecipe
-    replicas: int
-    workers: int
-    timing: Timing
-    queue_limit: int
-    folder: str | None  # the run folder
-    checkpoint: str | None
-    checkpoint_every_s: float | None
-    first_cut: int = 0  # cuts that an earlier server left in the checkpoint folder
-
-
-class _ShardMachine:
-    """What a shard needs of the process it runs in."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._ray = import_ray()
-        self._network = RayNetwork()
-        self._thread = ThreadPoolExecutor(1)
-        self.log = log.write
-        self.ask = self._network.ask
-
-    async def compute(self, function: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
-
-    def publish(self, flat: Any) -> Any:
-        """One copy in the object store, which all readers of a machine map into their memory."""
-        return self._ray.put(flat) if flat.nbytes > _INLINE_BYTES else flat.copy()
-
-
-class ShardActor:
-    """One actor of a shard: a primary or, without a snapshot, a backup."""
-
-    def __init__(
-        self,
-        setup: ServerSetup,
-        shard: int,
-        snapshot: ShardSnapshot | None,
-        epoch: int,
-        coordinator: Any,
-        number: int,
-    ) -> None:
-        recipe = ShardRecipe(
-            shard=shard,
-            layout=setup.layouts[shard],
-            optimizer=setup.optimizer,
-            compression=setup.compression,
-            synchronous=setup.consistency.synchronous,
-        )
-        self._server = ShardServer(
-            recipe,
-            snapshot,
-            _ShardMachine(EventLog(setup.folder, shard_file(shard, number))),
-            epoch=epoch,
-            coordinator=coordinator,
-            queue_limit=setup.queue_limit,
-            patience_s=setup.timing.shard_deadline_s,
-        )
-
-    async def ask(self, message: Any) -> Any:
-        return await self._server.ask(message)
-
-
-class CoordinatorActor:
-    """Starts the shards and answers workers; surroundings of the Coordinator inside it."""
-
-    def __init__(self, setup: ServerSetup, first: Sequence[ShardSnapshot]) -> None:
-        self._ray = import_ray()
-        self._setup = setup
-        self._network = RayNetwork()
-        self._log = EventLog(setup.folder, COORDINATOR_FILE)
-        self._actors = 0
-        self._nodes: dict[Any, str] = {}  # where each actor was started
-        self._avoid: dict[str, float] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._coordinator = Coordinator(
-            setup.consistency,
-            first,
-            self,
-            replicas=setup.replicas,
-            expected=setup.workers,
-            timing=setup.timing,
-            setup=setup,
-        )
-
-    async def start(self) -> None:
-        """Returns when all shards are there."""
-        await self._coordinator.start()
-        self._tasks.append(asyncio.ensure_future(self._coordinator.watch()))
-        if self._setup.checkpoint_every_s is not None:
-            self._tasks.append(asyncio.ensure_future(self._save(self._setup.checkpoint_every_s)))
-
-    async def answer(self, message: Any) -> Any:
-        return await self._coordinator.ask(message)
-
-    async def setup(self) -> ServerSetup:
-        return self._setup
-
-    async def stop(self) -> None:
-        """End every shard; the caller then ends this actor."""
-        for task in self._tasks:
-            task.cancel()
-        for address in list(self._nodes):
-            self._ray.kill(address)
-        self._log.close()
-
-    async def _save(self, every_s: float) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            await self._coordinator.ask(TakeCheckpoint())
-
-    # Surroundings of the coordinator
-
-    async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
-        return await self._network.ask(address, message, timeout_s)
-
-    async def start_shard(
-        self, shard: int, epoch: int, snapshot: ShardSnapshot | None, copy: int
-    ) -> tuple[str, Any]:
-        """Copies of a shard go to different machines while there are enough."""
-        for node in self._candidates(shard + copy):
-            self._actors += 1
-            number = self._actors
-            actor = self._ray.remote(ShardActor).options(
-                # Ray places an actor that asks for nothing at random, whatever the strategy says.
-                num_cpus=0,
-                memory=1,
-                scheduling_strategy=on_node(node),
-            )
-            me = self._ray.get_runtime_context().current_actor
-            address = actor.remote(self._setup, shard, snapshot, epoch, Answering(me), number)
-            try:
-                await self._network.ask(address, Ping(), _START_S)
-            except Unreachable:
-                self._avoid[node] = time.monotonic()
-                self._ray.kill(address)
-                continue
-            self._nodes[address] = node
-            return f"shard-{shard}-{number}", address
-        raise Unreachable("no machine of the cluster starts a shard")
-
-    def _candidates(self, first: int) -> list[str]:
-        nodes = node_ids(self._ray)
-        turned = [nodes[(first + place) % len(nodes)] for place in range(len(nodes))]
-        now = time.monotonic()
-        return sorted(turned, key=lambda node: now - self._avoid.get(node, -_AVOID_S) < _AVOID_S)
-
-    def stop_shard(self, address: Any) -> None:
-        node = self._nodes.pop(address, None)
-        if node is not None:
-            self._avoid[node] = time.monotonic()
-        self._ray.kill(address)
-
-    async def keep_cut(
-        self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]
-    ) -> None:
-        """A full disk is reported and does not end the training."""
-        del counts
-        if self._setup.checkpoint is None:
-            return
-        number = self._setup.first_cut + cut
-        try:
-            folder = Path(self._setup.checkpoint)
-            await asyncio.to_thread(save_cut, folder, number, self._setup.layouts, shards)
-        except OSError as error:
-            sys.stderr.write(f"stepscope: {self._setup.checkpoint}: not saved: {error}\n")
-
-    def log(self, event: ServerEvent) -> None:
-        if isinstance(event, ShardRestored):
-            sys.stderr.write(f"stepscope: {event.detail}\n")
-        self._log.write(event)
-
-
-class Answering:
-    """The coordinator's address: its actor's method `answer` under the name that all others use."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    @property
-    def ask(self) -> Any:
-        return self._actor.answer
-
 
 # Ray: the cluster, its nodes, and how a message travels to an actor.
 
@@ -277,13 +84,13 @@ class RayNetwork:
             answer = asyncio.wrap_future(address.ask.remote(message).future())
             return await asyncio.wait_for(answer, timeout_s or _ASK_S)
         except TimeoutError:
-            raise Unreachable("no answer in time") from None
+            raise msg.Unreachable("no answer in time") from None
         except lost.RayTaskError as error:
             raise StepscopeError(f"the parameter server failed: {error}") from None
         except lost.ActorDiedError as error:
-            raise Unreachable(str(error), dead=True) from None
+            raise msg.Unreachable(str(error), dead=True) from None
         except lost.RayError as error:
-            raise Unreachable(str(error)) from None
+            raise msg.Unreachable(str(error)) from None
 
     async def fetch(self, flat: Any) -> Any:
         """Bytes that came with the message, or lie in the object store."""
@@ -292,23 +99,9 @@ class RayNetwork:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(flat.future()), _ASK_S)
         except TimeoutError:
-            raise Unreachable("the object store did not answer in time") from None
+            raise msg.Unreachable("the object store did not answer in time") from None
         except self._ray.exceptions.RayError as error:
-            raise Unreachable(str(error)) from None
-
-
-def node_ids(ray: Any) -> list[str]:
-    """Living nodes, the head node first."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
-    return [node["NodeID"] for node in alive]
-
-
-def on_node(node: str) -> Any:
-    """Where an actor should be started; elsewhere if the node is gone by then."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+            raise msg.Unreachable(str(error)) from None
 
 
 # The files that a server's processes write into the run folder. They never disturb training.
@@ -336,7 +129,7 @@ class EventLog:
             path = Path(folder, SERVER_FOLDER, name)
             self._file = path.open("w", buffering=1, encoding="utf-8")
         except OSError as error:
-            _say_once(f"{folder}: events of the parameter server cannot be written: {error}")
+            _warn(f"{folder}: events of the parameter server cannot be written: {error}")
 
     def write(self, event: ServerEvent) -> None:
         if self._file is None:
@@ -344,7 +137,7 @@ class EventLog:
         try:
             self._file.write(event_line(event))
         except (OSError, ValueError) as error:
-            _say_once(f"{self._file.name}: writing stopped: {error}")
+            _warn(f"{self._file.name}: writing stopped: {error}")
             self._file = None
 
     def close(self) -> None:
@@ -353,17 +146,225 @@ class EventLog:
             file.close()
 
 
-def write_facts(folder: str | None, facts: ServerFacts) -> None:
-    if folder is None:
+def write_facts(setup: ServerSetup) -> None:
+    """Write server.json into the run folder, if there is one."""
+    if setup.folder is None:
         return
+    facts = ServerFacts(
+        mode=setup.consistency.mode,
+        bound=setup.consistency.bound,
+        shards=tuple(
+            ShardFacts(shard=shard, tensors=len(layout.places), size_bytes=layout.size_bytes)
+            for shard, layout in enumerate(setup.layouts)
+        ),
+        replicas=setup.replicas,
+        optimizer=setup.optimizer.kind.__name__,
+        compression=None if setup.compression.kind == "none" else setup.compression.words,
+        deadline_s=setup.timing.worker_deadline_s,
+        started_unix_ns=time.time_ns(),
+    )
+    folder = Path(setup.folder, SERVER_FOLDER)
     try:
-        Path(folder, SERVER_FOLDER).mkdir(parents=True, exist_ok=True)
-        Path(folder, SERVER_FOLDER, SERVER_FILE).write_text(
-            json.dumps(asdict(facts)), encoding="utf-8"
-        )
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SERVER_FILE).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     except OSError as error:
-        _say_once(f"{folder}: facts of the parameter server cannot be written: {error}")
+        _warn(f"{setup.folder}: facts of the parameter server cannot be written: {error}")
 
 
-def _say_once(text: str) -> None:
+def _warn(text: str) -> None:
     sys.stderr.write(f"stepscope: {text}\n")
+
+
+# The server's Ray actors: thin shells around coordinator.py and shard.py.
+
+_START_S = 180.0
+_AVOID_S = 120.0  # a machine on which an actor was lost
+_INLINE_BYTES = 64 * 1024  # the object store pays for larger arrays only
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSetup:
+    """The settings that every process of the server gets."""
+
+    consistency: Consistency
+    compression: Compression
+    layouts: tuple[Layout, ...]
+    optimizer: OptimizerRecipe
+    replicas: int
+    workers: int
+    timing: Timing
+    queue_limit: int
+    folder: str | None  # the run folder
+    checkpoint: str | None
+    checkpoint_every_s: float | None
+    first_cut: int = 0  # cuts that an earlier server left in the checkpoint folder
+
+
+class _ShardMachine(RayNetwork):
+    """The process of a shard."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__()
+        self._thread = ThreadPoolExecutor(1)
+        self.log = log.write
+
+    async def compute(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def publish(self, flat: Any) -> Any:
+        """One copy in the object store, which all readers of a machine map into their memory."""
+        return self._ray.put(flat) if flat.nbytes > _INLINE_BYTES else flat.copy()
+
+
+class ShardActor(ShardServer):
+    """One actor of a shard: a primary or, without a snapshot, a backup."""
+
+    def __init__(
+        self,
+        setup: ServerSetup,
+        shard: int,
+        snapshot: ShardSnapshot | None,
+        epoch: int,
+        coordinator: Any,
+        number: int,
+    ) -> None:
+        recipe = ShardRecipe(
+            shard=shard,
+            layout=setup.layouts[shard],
+            optimizer=setup.optimizer,
+            compression=setup.compression,
+            synchronous=setup.consistency.synchronous,
+        )
+        super().__init__(
+            recipe,
+            snapshot,
+            _ShardMachine(EventLog(setup.folder, shard_file(shard, number))),
+            epoch=epoch,
+            coordinator=coordinator,
+            queue_limit=setup.queue_limit,
+            patience_s=setup.timing.shard_deadline_s,
+        )
+
+
+class CoordinatorActor(RayNetwork):
+    """Starts the shards and answers workers; surroundings of the Coordinator inside it."""
+
+    def __init__(self, setup: ServerSetup, first: Sequence[ShardSnapshot]) -> None:
+        super().__init__()
+        self._setup = setup
+        self._log = EventLog(setup.folder, COORDINATOR_FILE)
+        self._actors = 0
+        self._nodes: dict[Any, str] = {}  # where each actor was started
+        self._avoid: dict[str, float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._coordinator = Coordinator(
+            setup.consistency,
+            first,
+            self,
+            replicas=setup.replicas,
+            expected=setup.workers,
+            timing=setup.timing,
+            setup=setup,
+        )
+
+    async def start(self) -> None:
+        """Returns when all shards are there."""
+        await self._coordinator.start()
+        self._tasks.append(asyncio.ensure_future(self._coordinator.watch()))
+        if self._setup.checkpoint_every_s is not None:
+            self._tasks.append(asyncio.ensure_future(self._save(self._setup.checkpoint_every_s)))
+
+    async def answer(self, message: Any) -> Any:
+        return await self._coordinator.ask(message)
+
+    async def setup(self) -> ServerSetup:
+        return self._setup
+
+    async def stop(self) -> None:
+        """End every shard; the caller then ends this actor."""
+        for task in self._tasks:
+            task.cancel()
+        for address in list(self._nodes):
+            self._ray.kill(address)
+        self._log.close()
+
+    async def _save(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            await self._coordinator.ask(msg.TakeCheckpoint())
+
+    # Surroundings of the coordinator
+
+    async def start_shard(
+        self, shard: int, epoch: int, snapshot: ShardSnapshot | None, copy: int
+    ) -> tuple[str, Any]:
+        """Copies of a shard go to different machines while there are enough."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        for node in self._candidates(shard + copy):
+            self._actors += 1
+            number = self._actors
+            actor = self._ray.remote(ShardActor).options(
+                # Ray places an actor that asks for nothing at random, whatever the strategy says.
+                num_cpus=0,
+                memory=1,
+                # Elsewhere, if the node is gone by then.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=True),
+            )
+            me = self._ray.get_runtime_context().current_actor
+            address = actor.remote(self._setup, shard, snapshot, epoch, Answering(me), number)
+            try:
+                await self.ask(address, msg.Ping(), _START_S)
+            except msg.Unreachable:
+                self._avoid[node] = time.monotonic()
+                self._ray.kill(address)
+                continue
+            self._nodes[address] = node
+            return f"shard-{shard}-{number}", address
+        raise msg.Unreachable("no machine of the cluster starts a shard")
+
+    def _candidates(self, first: int) -> list[str]:
+        """Return the living nodes from this number on, those that lost an actor at the end."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        head = "node:__internal_head__"
+        alive.sort(key=lambda node: (head not in node["Resources"], node["NodeID"]))
+        nodes = [node["NodeID"] for node in alive]
+        turned = [nodes[(first + place) % len(nodes)] for place in range(len(nodes))]
+        now = time.monotonic()
+        return sorted(turned, key=lambda node: now - self._avoid.get(node, -_AVOID_S) < _AVOID_S)
+
+    def stop_shard(self, address: Any) -> None:
+        node = self._nodes.pop(address, None)
+        if node is not None:
+            self._avoid[node] = time.monotonic()
+        self._ray.kill(address)
+
+    async def keep_cut(
+        self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]
+    ) -> None:
+        """A full disk is reported and does not end the training."""
+        del counts
+        if self._setup.checkpoint is None:
+            return
+        number = self._setup.first_cut + cut
+        try:
+            folder = Path(self._setup.checkpoint)
+            await asyncio.to_thread(save_cut, folder, number, self._setup.layouts, shards)
+        except OSError as error:
+            _warn(f"{self._setup.checkpoint}: not saved: {error}")
+
+    def log(self, event: ServerEvent) -> None:
+        if isinstance(event, ShardRestored):
+            _warn(event.detail)
+        self._log.write(event)
+
+
+class Answering:
+    """The coordinator's address: its actor's method `answer` under the name that all others use."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    @property
+    def ask(self) -> Any:
+        return self._actor.answer

@@ -12,29 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from stepscope.fix.server.messages import (
-    Ack,
-    AddBackup,
-    BeginCut,
-    Busy,
-    Change,
-    CutAborted,
-    DropBackup,
-    FetchCut,
-    HoldPushes,
-    Load,
-    NotYet,
-    Ping,
-    Promote,
-    PushGradients,
-    ReadParameters,
-    Repeat,
-    Stale,
-    Unreachable,
-    Values,
-)
+from stepscope.fix.server import messages as msg
 from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot, ShardState
-from stepscope.records.server_log import PullServed, ServerEvent, UpdateApplied
+from stepscope.records.folders import PullServed, ServerEvent, UpdateApplied
 
 _POLL_S = 2.0  # an answer that has to wait is asked for again after so long
 _RETRY_S = 0.2
@@ -42,7 +22,7 @@ _HOLD_S = 5.0
 
 
 class ShardSurroundings(Protocol):
-    """What an actor needs of the machine it runs on."""
+    """The machine, as a shard's actor needs it."""
 
     async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
         """Raises Unreachable."""
@@ -93,28 +73,28 @@ class ShardServer:
     async def ask(self, message: Any) -> Any:
         """The answer to any message for a shard."""
         match message:
-            case Ping():
-                return Stale() if self._stale else Ack(epoch=self._epoch)
-            case Load() | Repeat() | Promote():
+            case msg.Ping():
+                return msg.Stale() if self._stale else msg.Ack(epoch=self._epoch)
+            case msg.Load() | msg.Repeat() | msg.Promote():
                 return await self._as_backup(message)
             case _ if self._stale or not self._primary:
-                return Stale()
-            case FetchCut():
+                return msg.Stale()
+            case msg.FetchCut():
                 return await self._fetch_cut(message)
-            case PushGradients():
+            case msg.PushGradients():
                 return await self._push_once(message)
-            case ReadParameters():
+            case msg.ReadParameters():
                 return await self._in_turn(self._read, message, limited=True)
-            case HoldPushes():
+            case msg.HoldPushes():
                 return await self._in_turn(self._hold_pushes, message)
-            case AddBackup():
+            case msg.AddBackup():
                 return await self._greet_and_add(message)
             case _:
                 return await self._in_turn(self._change, message)
 
     # Requests in turn
 
-    async def _push_once(self, message: PushGradients) -> Any:
+    async def _push_once(self, message: msg.PushGradients) -> Any:
         """A push that is repeated while it waits gets the answer of the first."""
         key = (message.member, message.clock)
         if key in self._running:
@@ -124,14 +104,14 @@ class ShardServer:
         task.add_done_callback(lambda _: self._running.pop(key, None))
         return await asyncio.shield(task)
 
-    async def _push(self, message: PushGradients) -> Any:
+    async def _push(self, message: msg.PushGradients) -> Any:
         while True:
             await self._open.wait()
             answer = await self._in_turn(self._push_if_open, message, limited=True)
             if answer is not None:
                 return answer
 
-    async def _push_if_open(self, message: PushGradients, queue: int, waited_ns: int) -> Any:
+    async def _push_if_open(self, message: msg.PushGradients, queue: int, waited_ns: int) -> Any:
         return await self._change(message, queue, waited_ns) if self._open.is_set() else None
 
     async def _in_turn(
@@ -143,7 +123,7 @@ class ShardServer:
     ) -> Any:
         queue = self._waiting
         if limited and queue >= self._queue_limit:
-            return Busy(queue=queue)
+            return msg.Busy(queue=queue)
         self._waiting += 1
         came_ns = time.monotonic_ns()
         try:
@@ -152,27 +132,27 @@ class ShardServer:
             self._waiting -= 1
         try:
             if self._stale:
-                return Stale()
+                return msg.Stale()
             return await handle(message, queue, time.monotonic_ns() - came_ns)
         finally:
             self._turn.release()
 
-    async def _change(self, message: Change, queue: int, waited_ns: int) -> Any:
+    async def _change(self, message: msg.Change, queue: int, waited_ns: int) -> Any:
         """Here and on every backup at the same time."""
         index = self._index + 1
-        repeat = Repeat(epoch=self._epoch, index=index, change=message)
+        repeat = msg.Repeat(epoch=self._epoch, index=index, change=message)
         answer, *_ = await asyncio.gather(
             self._carry_out(message, queue, waited_ns),
             *(self._repeat(name, repeat) for name in list(self._backups)),
         )
         self._index = index
-        if isinstance(message, BeginCut):
+        if isinstance(message, msg.BeginCut):
             self._begun_cut = max(self._begun_cut, message.cut)
             self._open.set()
-        return Stale() if self._stale else answer
+        return msg.Stale() if self._stale else answer
 
     async def _carry_out(
-        self, message: Change, queue: int = 0, waited_ns: int = 0, *, replica: bool = False
+        self, message: msg.Change, queue: int = 0, waited_ns: int = 0, *, replica: bool = False
     ) -> Any:
         state = self._its_state()
         at, begun = time.time_ns(), time.monotonic_ns()
@@ -193,9 +173,9 @@ class ShardServer:
                     replica=replica,
                 )
             )
-        return replace(answer, epoch=self._epoch) if isinstance(answer, Ack) else answer
+        return replace(answer, epoch=self._epoch) if isinstance(answer, msg.Ack) else answer
 
-    async def _read(self, message: ReadParameters, queue: int, waited_ns: int) -> Values:
+    async def _read(self, message: msg.ReadParameters, queue: int, waited_ns: int) -> msg.Values:
         state = self._its_state()
         at, begun = time.time_ns(), time.monotonic_ns()
         if self._published is None or self._published[0] != state.updates:
@@ -218,93 +198,97 @@ class ShardServer:
         seen = dict(state.counts)
         if self._recipe.synchronous:  # gradients of the open clock are held, not yet applied
             seen = {member: min(count, state.closed) for member, count in seen.items()}
-        return Values(epoch=self._epoch, flat=self._published[1], size_bytes=size, seen=seen)
+        return msg.Values(epoch=self._epoch, flat=self._published[1], size_bytes=size, seen=seen)
 
-    async def _hold_pushes(self, message: HoldPushes, _queue: int, _waited_ns: int) -> Ack:
+    async def _hold_pushes(self, message: msg.HoldPushes, _queue: int, _waited_ns: int) -> msg.Ack:
         """For a while only: a coordinator that dies in between must not stop the workers."""
         if message.cut > self._begun_cut:
             self._open.clear()
             asyncio.get_running_loop().call_later(_HOLD_S, self._open.set)
-        return Ack(epoch=self._epoch, counts=dict(self._its_state().counts))
+        return msg.Ack(epoch=self._epoch, counts=dict(self._its_state().counts))
 
-    async def _fetch_cut(self, message: FetchCut) -> Any:
+    async def _fetch_cut(self, message: msg.FetchCut) -> Any:
         """Waits for the last updates that belong to the cut, but not for long."""
         until = asyncio.get_running_loop().time() + _POLL_S
         while True:
             state = self._its_state()
             if message.cut in state.cuts:
-                return state.cuts[message.cut] or CutAborted()
+                return state.cuts[message.cut] or msg.CutAborted()
             if message.cut not in state.pending_cuts:
-                return CutAborted()  # begun on an actor that has died
+                return msg.CutAborted()  # begun on an actor that has died
             if asyncio.get_running_loop().time() > until:
-                return NotYet()
+                return msg.NotYet()
             await asyncio.sleep(_RETRY_S / 10)
 
     # The primary's backups
 
-    async def _greet_and_add(self, message: AddBackup) -> Any:
+    async def _greet_and_add(self, message: msg.AddBackup) -> Any:
         """The first contact takes long, and nobody should have to wait for it."""
         try:
-            await self._around.ask(message.address, Ping())
-        except Unreachable:
+            await self._around.ask(message.address, msg.Ping())
+        except msg.Unreachable:
             await self._give_up(message.backup)
-            return Stale() if self._stale else Ack(epoch=self._epoch)
+            return msg.Stale() if self._stale else msg.Ack(epoch=self._epoch)
         return await self._in_turn(self._add_backup, message)
 
-    async def _add_backup(self, message: AddBackup, _queue: int, _waited_ns: int) -> Ack | Stale:
+    async def _add_backup(
+        self, message: msg.AddBackup, _queue: int, _waited_ns: int
+    ) -> msg.Ack | msg.Stale:
         """In turn, so that no change falls between the copy and what is repeated after it."""
         state = self._its_state()
         snapshot = await self._around.compute(state.snapshot)
-        load = Load(epoch=self._epoch, index=self._index, snapshot=snapshot)
+        load = msg.Load(epoch=self._epoch, index=self._index, snapshot=snapshot)
         self._backups[message.backup] = message.address
         await self._repeat(message.backup, load)
-        return Stale() if self._stale else Ack(epoch=self._epoch)
+        return msg.Stale() if self._stale else msg.Ack(epoch=self._epoch)
 
-    async def _repeat(self, backup: str, message: Repeat | Load) -> None:
+    async def _repeat(self, backup: str, message: msg.Repeat | msg.Load) -> None:
         """Until the backup has it, or the coordinator gave the backup up, or this actor."""
-        timeout_s = None if isinstance(message, Load) else self._patience_s  # Load may be large
+        timeout_s = None if isinstance(message, msg.Load) else self._patience_s  # Load may be large
         patience_until = asyncio.get_running_loop().time() + self._patience_s
         while backup in self._backups and not self._stale:
             try:
                 answer = await self._around.ask(self._backups[backup], message, timeout_s=timeout_s)
-            except Unreachable as lost:
+            except msg.Unreachable as lost:
                 if lost.dead or asyncio.get_running_loop().time() > patience_until:
                     await self._give_up(backup)
                 continue
-            if isinstance(answer, Stale):
+            if isinstance(answer, msg.Stale):
                 self._stale = True
             return
 
     async def _give_up(self, backup: str) -> None:
-        request = DropBackup(shard=self._recipe.shard, epoch=self._epoch, backup=backup)
+        request = msg.DropBackup(shard=self._recipe.shard, epoch=self._epoch, backup=backup)
         try:
             answer = await self._around.ask(self._coordinator, request)
-        except Unreachable:
+        except msg.Unreachable:
             await asyncio.sleep(_RETRY_S)
             return
-        if isinstance(answer, Stale):
+        if isinstance(answer, msg.Stale):
             self._stale = True
         else:
             self._backups.pop(backup, None)
 
     # A backup
 
-    async def _as_backup(self, message: Load | Repeat | Promote) -> Any:
+    async def _as_backup(self, message: msg.Load | msg.Repeat | msg.Promote) -> Any:
         async with self._turn:
-            if message.epoch < self._epoch or (self._primary and not isinstance(message, Promote)):
-                return Stale()
+            if message.epoch < self._epoch or (
+                self._primary and not isinstance(message, msg.Promote)
+            ):
+                return msg.Stale()
             match message:
-                case Load() if self._state is None:
+                case msg.Load() if self._state is None:
                     self._state = ShardState(self._recipe, message.snapshot)
                     self._index, self._epoch = message.index, message.epoch
-                case Promote():
+                case msg.Promote():
                     if self._state is None:
-                        return Stale()  # never brought up to date
+                        return msg.Stale()  # never brought up to date
                     self._primary, self._epoch = True, message.epoch
-                case Repeat() if self._state is not None and message.index == self._index + 1:
+                case msg.Repeat() if self._state is not None and message.index == self._index + 1:
                     await self._carry_out(message.change, replica=True)
                     self._index = message.index
-            return Ack(epoch=self._epoch)
+            return msg.Ack(epoch=self._epoch)
 
     def _its_state(self) -> ShardState:
         assert self._state is not None, "a primary has a state"

@@ -15,20 +15,8 @@ from typing import Any
 import torch
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.fix.server.messages import (
-    Ack,
-    Admit,
-    BeginCut,
-    Change,
-    CloseClock,
-    Compression,
-    Evicted,
-    Fence,
-    Layout,
-    OutOfOrder,
-    PushGradients,
-    unpack,
-)
+from stepscope.fix.server import messages as msg
+from stepscope.fix.server.messages import Compression, Layout, unpack
 
 # Without network and clock: the same changes in the same order give the same bits, so that a backup
 # which repeats them is its primary's equal.
@@ -36,7 +24,7 @@ from stepscope.fix.server.messages import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecipe:
-    """What a shard is built from, besides its values."""
+    """The settings that a shard is built from, besides its values."""
 
     shard: int
     layout: Layout
@@ -55,7 +43,7 @@ class ShardSnapshot:
     fenced: dict[str, int] = field(default_factory=dict)
     closed: int = 0
     updates: int = 0
-    held: dict[str, PushGradients] = field(default_factory=dict)
+    held: dict[str, msg.PushGradients] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -109,45 +97,51 @@ class ShardState:
 
     # Changes
 
-    def change(self, message: Change) -> Any:
+    def change(self, message: msg.Change) -> Any:
         """Carry out one change; its answer. The caller puts the epoch in."""
         self.steps = []
         match message:
-            case PushGradients():
+            case msg.PushGradients():
                 return self._push(message)
-            case CloseClock():
+            case msg.CloseClock():
                 return self._close(message)
-            case Admit():
-                self._admit(message)
-            case Fence():
+            case msg.Admit():
+                if message.member not in self._fenced:
+                    self.counts.setdefault(message.member, message.clock)
+            case msg.Fence():
                 return self._fence(message)
-            case BeginCut():
+            case msg.BeginCut():
                 self._begin_cut(message)
-        return Ack(epoch=0)
+        return msg.Ack(epoch=0)
 
-    def _admit(self, message: Admit) -> None:
-        if message.member not in self._fenced:
-            self.counts.setdefault(message.member, message.clock)
-
-    def _push(self, message: PushGradients) -> Any:
+    def _push(self, message: msg.PushGradients) -> Any:
         member, clock = message.member, message.clock
         if member not in self.counts:
-            return Evicted()
+            return msg.Evicted()
         if clock < self.counts[member]:
-            return Ack(epoch=0)  # repeated
+            return msg.Ack(epoch=0)  # repeated
         if clock > self.counts[member]:
-            return OutOfOrder(why=f"{member} pushes clock {clock} after {self.counts[member] - 1}")
+            return msg.OutOfOrder(
+                why=f"{member} pushes clock {clock} after {self.counts[member] - 1}"
+            )
         if self.recipe.synchronous:
             self._held[member] = message
         else:
-            self._apply_through_cuts(message)
+            # States that a cut waits for get only the updates that belong to the cut.
+            for pending in self._pending.values():
+                if message.clock < pending.counts.get(message.member, 0):
+                    if pending.earlier is not None:
+                        pending.earlier.change(message)
+                elif pending.earlier is None:
+                    pending.earlier = ShardState(self.recipe, self.snapshot())
+            self._apply([message], AppliedStep(message.clock, (message.member,)))
         self.counts[member] = clock + 1
         self._finish_cuts()
-        return Ack(epoch=0)
+        return msg.Ack(epoch=0)
 
-    def _close(self, message: CloseClock) -> Ack:
+    def _close(self, message: msg.CloseClock) -> msg.Ack:
         if message.clock < self.closed:
-            return Ack(epoch=0)  # repeated
+            return msg.Ack(epoch=0)  # repeated
         held = {
             member: push
             for member in message.members
@@ -159,9 +153,9 @@ class ShardState:
             del self._held[member]
         self.closed = message.clock + 1
         missing = tuple(member for member in message.members if member not in held)
-        return Ack(epoch=0, missing=missing)
+        return msg.Ack(epoch=0, missing=missing)
 
-    def _fence(self, message: Fence) -> Ack:
+    def _fence(self, message: msg.Fence) -> msg.Ack:
         count = self.counts.pop(message.member, message.counted)
         count = self._fenced.setdefault(message.member, count)
         held = self._held.get(message.member)
@@ -170,7 +164,7 @@ class ShardState:
         for cut in [cut for cut, one in self._pending.items() if message.member in one.counts]:
             del self._pending[cut]
             self.cuts[cut] = None
-        return Ack(epoch=0, count=count)
+        return msg.Ack(epoch=0, count=count)
 
     # Cuts
 
@@ -179,7 +173,7 @@ class ShardState:
         """Cuts that wait for updates."""
         return set(self._pending)
 
-    def _begin_cut(self, message: BeginCut) -> None:
+    def _begin_cut(self, message: msg.BeginCut) -> None:
         if message.cut in self._pending or message.cut in self.cuts:
             return
         self.cuts = {}
@@ -193,16 +187,6 @@ class ShardState:
             return
         self._pending = {message.cut: _PendingCut(counts=message.counts)}
         self._finish_cuts()
-
-    def _apply_through_cuts(self, message: PushGradients) -> None:
-        """States that a cut waits for get only the updates that belong to the cut."""
-        for pending in self._pending.values():
-            if message.clock < pending.counts.get(message.member, 0):
-                if pending.earlier is not None:
-                    pending.earlier.change(message)
-            elif pending.earlier is None:
-                pending.earlier = ShardState(self.recipe, self.snapshot())
-        self._apply([message], AppliedStep(message.clock, (message.member,)))
 
     def _finish_cuts(self) -> None:
         for cut, pending in list(self._pending.items()):
@@ -224,7 +208,7 @@ class ShardState:
 
     # Arithmetic
 
-    def _apply(self, pushes: Sequence[PushGradients], step: AppliedStep) -> None:
+    def _apply(self, pushes: Sequence[msg.PushGradients], step: AppliedStep) -> None:
         """One optimizer step with the mean of the gradients, added up in the order given."""
         totals: dict[str, Any] = {}
         for push in pushes:
@@ -236,7 +220,9 @@ class ShardState:
                     totals[name] += gradient
         for name, parameter in self._parameters.items():
             gradient = totals.get(name) if parameter.requires_grad else None
-            parameter.grad = None if gradient is None else _divided(gradient, len(pushes))
+            if gradient is not None and len(pushes) > 1:
+                gradient = gradient / len(pushes)
+            parameter.grad = gradient
         if self._optimizer is not None:
             if pushes[0].settings is not None:
                 set_groups(self._optimizer, self._groups, pushes[0].settings)
@@ -245,10 +231,6 @@ class ShardState:
             parameter.grad = None
         self.updates += 1
         self.steps.append(step)
-
-
-def _divided(total: Any, by: int) -> Any:
-    return total / by if by > 1 else total
 
 
 # An optimizer as it can be built again, on other processes, for some of the parameters.
@@ -275,12 +257,9 @@ class OptimizerRecipe:
             if here:
                 places[index] = len(groups)
                 groups.append({**settings, "params": here})
-        return (self.kind(groups, **_required(groups[0])), places) if groups else (None, {})
-
-
-def _required(group: dict[str, Any]) -> dict[str, Any]:
-    """Optimizers check their defaults even where every group has its own."""
-    return {"lr": group["lr"]} if "lr" in group else {}
+        # Optimizers check their defaults even where every group has its own.
+        defaults = {"lr": groups[0]["lr"]} if groups and "lr" in groups[0] else {}
+        return (self.kind(groups, **defaults), places) if groups else (None, {})
 
 
 def make_recipe(
@@ -306,11 +285,10 @@ def make_recipe(
                 "parameters"
             )
         names.append(tuple(by_id[id(one)] for one in group["params"]))
-    return OptimizerRecipe(
-        kind=type(optimizer),
-        groups=tuple({**group, **_worker_only(group)} for group in group_settings(optimizer)),
-        names=tuple(names),
-    )
+    settings = group_settings(optimizer)
+    own = ({name: _WORKER_ONLY[name] for name in _WORKER_ONLY.keys() & group} for group in settings)
+    groups = tuple({**group, **plain} for group, plain in zip(settings, own, strict=True))
+    return OptimizerRecipe(kind=type(optimizer), groups=groups, names=tuple(names))
 
 
 def group_settings(optimizer: Any) -> tuple[dict[str, Any], ...]:
@@ -330,14 +308,8 @@ def set_groups(
 ) -> None:
     """Use these numbers from now on."""
     for index, place in places.items():
-        group = optimizer.param_groups[place]
-        group.update(
-            {name: value for name, value in settings[index].items() if name not in _WORKER_ONLY}
-        )
-
-
-def _worker_only(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in _WORKER_ONLY.items() if name in group}
+        new = {name: value for name, value in settings[index].items() if name not in _WORKER_ONLY}
+        optimizer.param_groups[place].update(new)
 
 
 # Checkpoints on disk: FOLDER/cut-000003/, one file for each shard, complete or not there.
@@ -382,29 +354,20 @@ def load_cut(folder: Path, layouts: Sequence[Layout]) -> list[ShardSnapshot]:
     snapshots = []
     for shard, layout in enumerate(layouts):
         path = folder / f"shard-{shard:04}.pt"
-        saved = _load(path)
-        if saved.get("tensors") != _names(layout):
+        try:
+            saved = torch.load(path, weights_only=True)
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise UnreadableInputError(f"{path} is not a checkpoint of a shard: {error}") from None
+        if not isinstance(saved, dict) or saved.get("tensors") != _names(layout):
             raise UnreadableInputError(
                 f"{path} was saved for another model or number of shards. Use a new "
                 "checkpoint folder, or the settings that it was saved with"
             )
+        flat, optimizer, updates = (saved[name] for name in ("flat", "optimizer", "updates"))
         snapshots.append(
-            ShardSnapshot(
-                flat=saved["flat"].numpy(),
-                optimizer=saved["optimizer"],
-                counts={},
-                updates=saved["updates"],
-            )
+            ShardSnapshot(flat=flat.numpy(), optimizer=optimizer, counts={}, updates=updates)
         )
     return snapshots
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        saved = torch.load(path, weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        raise UnreadableInputError(f"{path} is not a checkpoint of a shard: {error}") from None
-    return saved if isinstance(saved, dict) else {}
 
 
 def _names(layout: Layout) -> list[list[Any]]:

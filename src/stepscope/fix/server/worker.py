@@ -14,34 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.fix.server.messages import (
-    Ack,
-    BeginClock,
-    Busy,
-    Evicted,
-    FinishClock,
-    Found,
-    GradientPacker,
-    Join,
-    Joined,
-    Layout,
-    Leave,
-    MayRead,
-    NotYet,
-    OutOfOrder,
-    PushGradients,
-    ReachSyncPoint,
-    ReadParameters,
-    ReportShard,
-    SendAgain,
-    StillHere,
-    Unreachable,
-    Values,
-    as_tensor,
-    unflatten,
-)
+from stepscope.fix.server import messages as msg
+from stepscope.fix.server.messages import GradientPacker, as_tensor, unflatten
 from stepscope.fix.server.ray_actors import EventLog, RayNetwork, ServerSetup
-from stepscope.records.server_log import Pull, Push, ServerEvent, worker_file
+from stepscope.records.folders import Pull, Push, ServerEvent, worker_file
 
 if TYPE_CHECKING:
     from stepscope.records.change_values import Consistency
@@ -79,14 +55,21 @@ class Worker:
         """Take part. `with` does it."""
         try:
             joined = self._loop.run(self._client.join())
-            self._setup = joined.setup
-            self._packers = [
-                GradientPacker(joined.setup.compression, layout) for layout in joined.setup.layouts
-            ]
-            for layout in joined.setup.layouts:
-                _check_same(layout, self._parameters)
-            deadline_s = joined.setup.timing.worker_deadline_s
-            self._loop.spawn(self._client.stay(deadline_s / 4))
+            setup: ServerSetup = joined.setup
+            self._setup = setup
+            self._packers = [GradientPacker(setup.compression, layout) for layout in setup.layouts]
+            for place in (place for layout in setup.layouts for place in layout.places):
+                here = self._parameters.get(place.name)
+                if here is None:
+                    raise UsageError(
+                        f"the server holds {place.name}, which this worker's model lacks"
+                    )
+                if tuple(here.shape) != place.shape or here.dtype != place.dtype:
+                    raise UsageError(
+                        f"{place.name} is {tuple(here.shape)} {here.dtype} in this worker's "
+                        f"model and {place.shape} {place.dtype} on the server"
+                    )
+            self._loop.spawn(self._client.stay(setup.timing.worker_deadline_s / 4))
         except BaseException:
             self.close()
             raise
@@ -159,15 +142,12 @@ class Worker:
         return self._setup
 
 
-class _WorkerMachine:
-    """What the client needs of the process it runs in."""
+class _WorkerMachine(RayNetwork):
+    """The process of a worker."""
 
-    def __init__(self) -> None:
-        network = RayNetwork()
-        self.ask, self.fetch = network.ask, network.fetch
-        self._log: EventLog | None = None
+    _log: EventLog | None = None
 
-    def open_log(self, joined: Joined) -> None:
+    def open_log(self, joined: msg.Joined) -> None:
         self.close()
         self._log = EventLog(joined.setup.folder, worker_file(joined.rank, joined.life))
 
@@ -201,29 +181,16 @@ class _LoopThread:
         if self.closed:
             return
         self.closed = True
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self.run(self._cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-def _check_same(layout: Layout, parameters: Mapping[str, Any]) -> None:
-    for place in layout.places:
-        here = parameters.get(place.name)
-        if here is None:
-            raise UsageError(f"the server holds {place.name}, which this worker's model lacks")
-        if tuple(here.shape) != place.shape or here.dtype != place.dtype:
-            raise UsageError(
-                f"{place.name} is {tuple(here.shape)} {here.dtype} in this worker's model and "
-                f"{place.shape} {place.dtype} on the server"
-            )
+    async def _cancel_others(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 # One worker's side of the protocol: join, read, push, and go on after failures.
@@ -233,7 +200,7 @@ _LONGEST_WAIT_S = 1.0
 
 
 class WorkerSurroundings(Protocol):
-    """What a worker needs of the machine it runs on."""
+    """The machine, as a worker's client needs it."""
 
     async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
         """Raises Unreachable."""
@@ -241,7 +208,7 @@ class WorkerSurroundings(Protocol):
     async def fetch(self, flat: Any) -> Any:
         """The bytes that a shard published. Raises Unreachable."""
 
-    def open_log(self, joined: Joined) -> None:
+    def open_log(self, joined: msg.Joined) -> None:
         """A new life begins."""
 
     def log(self, event: ServerEvent) -> None: ...
@@ -268,7 +235,7 @@ class WorkerClient:
         self.rank = rank
         self.clock = 0
         self.lives = 0
-        self._joined: Joined | None = None
+        self._joined: msg.Joined | None = None
         self._routes: dict[int, Any] = {}
         self._may_push = False
         self._sync_points = 0
@@ -278,15 +245,15 @@ class WorkerClient:
         self._refused_ns = 0
 
     @property
-    def joined(self) -> Joined:
+    def joined(self) -> msg.Joined:
         if self._joined is None:
             raise UsageError("this worker has not joined the server. Use `with server.worker()`")
         return self._joined
 
-    async def join(self) -> Joined:
+    async def join(self) -> msg.Joined:
         """Take part, from the clock that the coordinator says."""
-        request = Join(token=uuid.uuid4().hex, rank=self.rank)
-        joined: Joined = await self._ask_coordinator(request)
+        request = msg.Join(token=uuid.uuid4().hex, rank=self.rank)
+        joined: msg.Joined = await self._ask_coordinator(request)
         self._joined = joined
         self.rank, self.clock, self._routes = joined.rank, joined.clock, joined.routes
         self.lives += 1
@@ -298,7 +265,7 @@ class WorkerClient:
     async def leave(self) -> None:
         if self._joined is not None:
             member, self._joined = self._joined.member, None
-            await self._ask_coordinator(Leave(member=member))
+            await self._ask_coordinator(msg.Leave(member=member))
 
     async def stay(self, every_s: float) -> None:
         """Tell the coordinator that this process lives, for ever."""
@@ -307,9 +274,9 @@ class WorkerClient:
             if self._joined is not None:
                 try:
                     await self._around.ask(
-                        self._coordinator, StillHere(member=self._joined.member), every_s
+                        self._coordinator, msg.StillHere(member=self._joined.member), every_s
                     )
-                except Unreachable:
+                except msg.Unreachable:
                     continue
 
     # Reading
@@ -326,7 +293,9 @@ class WorkerClient:
         at, begun = time.time_ns(), time.monotonic_ns()
         waited_for = await self._wait_until_admitted()
         admitted = time.monotonic_ns()
-        young = consistency.mode == "weak" and self._is_young(consistency.bound or 0)
+        young = consistency.mode == "weak" and (
+            self._read_at is not None and self.clock - self._read_at < (consistency.bound or 0)
+        )
         answers = {} if young else await self._read_all()
         ended = self._read_ended_ns = time.monotonic_ns()
         if not young:
@@ -350,34 +319,31 @@ class WorkerClient:
         )
         return None if young else {shard: flat for shard, (_, flat) in answers.items()}
 
-    def _is_young(self, window: int) -> bool:
-        return self._read_at is not None and self.clock - self._read_at < window
-
     async def _wait_until_admitted(self) -> int | None:
         waited_for: int | None = None
         while True:
-            request = BeginClock(member=self.joined.member, clock=self.clock)
+            request = msg.BeginClock(member=self.joined.member, clock=self.clock)
             answer = await self._ask_coordinator(request)
-            if isinstance(answer, MayRead):
+            if isinstance(answer, msg.MayRead):
                 self._routes = answer.routes
                 return answer.waited_for if answer.waited_for is not None else waited_for
             waited_for = answer.waiting_for
 
-    async def _read_all(self) -> dict[int, tuple[Values, Any]]:
+    async def _read_all(self) -> dict[int, tuple[msg.Values, Any]]:
         shards = list(self._routes)
         answers = await asyncio.gather(*(self._read(shard) for shard in shards))
         return dict(zip(shards, answers, strict=True))
 
-    async def _read(self, shard: int) -> tuple[Values, Any]:
-        request = ReadParameters(member=self.joined.member, clock=self.clock)
+    async def _read(self, shard: int) -> tuple[msg.Values, Any]:
+        request = msg.ReadParameters(member=self.joined.member, clock=self.clock)
         while True:
-            values: Values = await self._ask_shard(shard, request)
+            values: msg.Values = await self._ask_shard(shard, request)
             try:
                 return values, await self._around.fetch(values.flat)
-            except Unreachable as lost:
+            except msg.Unreachable as lost:
                 await self._report(shard, values.epoch, dead=lost.dead)
 
-    def _gap(self, answers: list[Values]) -> int:
+    def _gap(self, answers: list[msg.Values]) -> int:
         me = self.joined.member
         others = [count for one in answers for member, count in one.seen.items() if member != me]
         return max(0, self.clock - min(others)) if others else 0
@@ -433,7 +399,7 @@ class WorkerClient:
                 *(
                     self._ask_shard(
                         shard,
-                        PushGradients(
+                        msg.PushGradients(
                             member=member,
                             clock=clock,
                             gradients=gradients[shard],
@@ -444,9 +410,9 @@ class WorkerClient:
                 )
             )
             epochs.update({shard: ack.epoch for shard, ack in zip(missing, acks, strict=True)})
-            finish = FinishClock(member=member, clock=clock, epochs=epochs)
+            finish = msg.FinishClock(member=member, clock=clock, epochs=epochs)
             answer = await self._ask_coordinator(finish)
-            if not isinstance(answer, SendAgain):
+            if not isinstance(answer, msg.SendAgain):
                 return
             missing, self._routes = answer.shards, answer.routes
             self._resent += len(missing)
@@ -455,19 +421,19 @@ class WorkerClient:
         """Wait until every worker has come to its sync point; the next pull reads all of it."""
         self._sync_points += 1
         while True:
-            request = ReachSyncPoint(member=self.joined.member, number=self._sync_points)
+            request = msg.ReachSyncPoint(member=self.joined.member, number=self._sync_points)
             try:
                 answer = await self._ask_coordinator(request)
             except _WasEvicted:
                 await self.join()
                 return
-            if not isinstance(answer, NotYet):
+            if not isinstance(answer, msg.NotYet):
                 self._read_at = None
                 return
 
     # Asking
 
-    async def _ask_shard(self, shard: int, message: PushGradients | ReadParameters) -> Any:
+    async def _ask_shard(self, shard: int, message: msg.PushGradients | msg.ReadParameters) -> Any:
         """Until it answers; the coordinator knows where it is served now."""
         wait = _FIRST_WAIT_S
         while True:
@@ -477,18 +443,18 @@ class WorkerClient:
                 continue
             try:
                 answer = await self._around.ask(route.address, message)
-            except Unreachable as lost:
+            except msg.Unreachable as lost:
                 self._resent += 1
                 await self._report(shard, route.epoch, dead=lost.dead)
                 continue
             match answer:
-                case Ack() | Values():
+                case msg.Ack() | msg.Values():
                     return answer
-                case Evicted():
+                case msg.Evicted():
                     raise _WasEvicted
-                case OutOfOrder():
+                case msg.OutOfOrder():
                     raise StepscopeError(f"shard {shard} refused a message: {answer.why}")
-                case Busy():
+                case msg.Busy():
                     begun = time.monotonic_ns()
                     await asyncio.sleep(wait)
                     self._refused_ns += time.monotonic_ns() - begun
@@ -497,7 +463,9 @@ class WorkerClient:
                     await self._report(shard, route.epoch, dead=False)
 
     async def _report(self, shard: int, epoch: int, *, dead: bool) -> None:
-        found: Found = await self._ask_coordinator(ReportShard(shard=shard, epoch=epoch, dead=dead))
+        found: msg.Found = await self._ask_coordinator(
+            msg.ReportShard(shard=shard, epoch=epoch, dead=dead)
+        )
         self._routes = found.routes
 
     async def _ask_coordinator(self, message: Any) -> Any:
@@ -506,7 +474,7 @@ class WorkerClient:
         while True:
             try:
                 answer = await self._around.ask(self._coordinator, message)
-            except Unreachable as lost:
+            except msg.Unreachable as lost:
                 if lost.dead or asyncio.get_running_loop().time() > give_up:
                     raise StepscopeError(
                         f"the parameter server's coordinator is gone ({lost}). Start the "
@@ -515,6 +483,6 @@ class WorkerClient:
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT_S)
                 continue
-            if isinstance(answer, Evicted):
+            if isinstance(answer, msg.Evicted):
                 raise _WasEvicted
             return answer

@@ -23,7 +23,19 @@ def main() -> int:
     try:
         from stepscope.measure.calibrate.job import measure
 
-        measured = measure(_settings(options), _progress_writer(options.progress))
+        measured = measure(
+            CalibrationSettings(
+                backend=options.backend,
+                max_bytes=options.max_bytes,
+                seconds=options.seconds,
+                quick=options.quick,
+                kinds=tuple(options.kind or KINDS),
+                seed=options.seed,
+                algorithms=options.algorithms,
+                sizes_bytes=tuple(options.size or ()),
+            ),
+            _progress_writer(options.progress),
+        )
     except Exception as error:
         code = error.exit_code if isinstance(error, StepscopeError) else 1
         _report_failure(options.json, error, code)
@@ -50,19 +62,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--progress", action="store_true", help="lines on stderr for a program")
     return parser.parse_args()
-
-
-def _settings(options: argparse.Namespace) -> CalibrationSettings:
-    return CalibrationSettings(
-        backend=options.backend,
-        max_bytes=options.max_bytes,
-        seconds=options.seconds,
-        quick=options.quick,
-        kinds=tuple(options.kind or KINDS),
-        seed=options.seed,
-        algorithms=options.algorithms,
-        sizes_bytes=tuple(options.size or ()),
-    )
 
 
 def _progress_writer(wanted: bool) -> Callable[[str, float], None]:

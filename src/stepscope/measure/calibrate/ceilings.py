@@ -62,16 +62,42 @@ def _measure_once(device: torch.device, quick: bool) -> dict[str, Any]:
     before = counters() if device.type == "cpu" else None
     with _all_cores(device) as threads:
         matmul, refused = _matmuls(device, quick)
+        # Bytes read plus bytes written, per second.
+        size = _DEVICE_COPY_BYTES[device.type] // (4 if quick else 1)
+        source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+        target = torch.empty_like(source).fill_(0)
+        times = samples_ns(lambda: target.copy_(source), device)
+        # What the host pays for one operator on one element.
+        one = torch.ones(1, device=device)
         ceilings: dict[str, Any] = {
             "threads": threads,
             "matmul_flops": matmul,
             "not_offered": refused,
-            "copy_bytes_s": _copy(device, quick),
-            "tiny_op_ns": _tiny_operator(device),
+            "copy_bytes_s": (
+                _rate(2 * size, times) | {"value": 2 * size / _time_of(times, device) * 1e9}
+            ),
+            "tiny_op_ns": _cost(_host_ns_per_call(lambda: one.add_(1), device)),
         }
         if device.type == "cuda":
             ceilings |= _transfers(device, quick)
-            ceilings |= _launches(device)
+
+            # Empty kernels back to back: the host's cost of a launch, and the time from start to
+            # start on the device when all are queued beforehand.
+            def empty() -> None:
+                torch.cuda._sleep(0)
+
+            def queued() -> None:
+                for _ in range(_LAUNCHES):
+                    empty()
+
+            gaps = []
+            for _ in range(9):
+                torch.cuda._sleep(_QUEUE_CYCLES)
+                gaps.append(time_call_ns(queued, device) / _LAUNCHES)
+            ceilings |= {
+                "launch_ns": _cost(_host_ns_per_call(empty, device)),
+                "launch_gap_ns": _cost(gaps),
+            }
     return ceilings | (_load_since(before) if before else {})
 
 
@@ -128,7 +154,8 @@ def _matmuls(device: torch.device, quick: bool) -> tuple[dict[str, Any], dict[st
             best[name] = _best_matmul(name, device, quick)
         except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as error:
             refused[name] = str(error).strip().split("\n")[0][:200] or type(error).__name__
-        _release(device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     return best, refused
 
 
@@ -202,15 +229,6 @@ def _fp8_call(side: int, device: torch.device) -> Callable[[], Any]:
     )
 
 
-def _copy(device: torch.device, quick: bool) -> dict[str, float]:
-    """Bytes read plus bytes written, per second."""
-    size = _DEVICE_COPY_BYTES[device.type] // (4 if quick else 1)
-    source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-    target = torch.empty_like(source).fill_(0)
-    times = samples_ns(lambda: target.copy_(source), device)
-    return _rate(2 * size, times) | {"value": 2 * size / _time_of(times, device) * 1e9}
-
-
 def _transfers(device: torch.device, quick: bool) -> dict[str, Any]:
     """Between pinned host memory and the device, bytes once."""
     size = _PINNED_BYTES // (4 if quick else 1)
@@ -228,34 +246,11 @@ def _rate(size: int, times_ns: list[float]) -> dict[str, float]:
     return {"value": size / median(times_ns) * 1e9, "spread": spread(times_ns)}
 
 
-def _tiny_operator(device: torch.device) -> dict[str, float]:
-    """What the host pays for one operator on one element."""
-    one = torch.ones(1, device=device)
-    return _cost(_host_ns_per_call(lambda: one.add_(1), device))
-
-
-def _launches(device: torch.device) -> dict[str, Any]:
-    """Empty kernels back to back: the host's cost of a launch, and the time from start to start on
-    the device when all are queued beforehand."""
-
-    def empty() -> None:
-        torch.cuda._sleep(0)
-
-    def queued() -> None:
-        for _ in range(_LAUNCHES):
-            empty()
-
-    gaps = []
-    for _ in range(9):
-        torch.cuda._sleep(_QUEUE_CYCLES)
-        gaps.append(time_call_ns(queued, device) / _LAUNCHES)
-    return {"launch_ns": _cost(_host_ns_per_call(empty, device)), "launch_gap_ns": _cost(gaps)}
-
-
 def _host_ns_per_call(call: Callable[[], Any], device: torch.device) -> list[float]:
     times = []
     for _ in range(10):
-        _wait(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         began = time.perf_counter_ns()
         for _ in range(_LAUNCHES):
             call()
@@ -265,16 +260,6 @@ def _host_ns_per_call(call: Callable[[], Any], device: torch.device) -> list[flo
 
 def _cost(times_ns: list[float]) -> dict[str, float]:
     return {"value": median(times_ns), "spread": spread(times_ns)}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _release(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 # How long a call takes: the host's clock on a CPU, events on the stream on an accelerator.

@@ -147,7 +147,9 @@ class ScheduleRunner:
             posts = self._plan.posts[step]
             packed = [_packed(vector, one) for one in sends]
             peers = [one.peer for one in posts] + [one.peer for one in sends]
-            operations = [self._receive(one, vector) for one in posts]
+            operations = [
+                self._operation(dist.irecv, self._target(one, vector), one.peer) for one in posts
+            ]
             operations += [
                 self._operation(dist.isend, tensor, one.peer)
                 for one, tensor in zip(sends, packed, strict=True)
@@ -167,9 +169,6 @@ class ScheduleRunner:
                     self._wait([work], step, [sent.peer])
             for one in self._plan.arrivals[step]:
                 self._put(one, vector)
-
-    def _receive(self, one: Incoming, vector: torch.Tensor) -> Any:
-        return self._operation(dist.irecv, self._target(one, vector), one.peer)
 
     def _target(self, one: Incoming, vector: torch.Tensor) -> torch.Tensor:
         if one.in_place:

@@ -373,17 +373,14 @@ class ContentionTimer:
 
     def run(self, largest: int, *, quick: bool) -> list[dict[str, Any]]:
         """For each size: the all-reduce and compute, each alone and both at once."""
-        unit = self._agree([self._unit_ns()])[0]
+        self._compute(20, None)
+        unit = self._agree([max(1, self._compute(50, None)[0] // 50)])[0]
         room = min(largest, len(self._buffers.first) * self._buffers.first.element_size())
         return [
             self._one_size(size, unit, _QUICK_REPEATS if quick else _REPEATS)
             for size in SIZES
             if size <= room
         ]
-
-    def _unit_ns(self) -> int:
-        self._compute(20, None)
-        return max(1, self._compute(50, None)[0] // 50)
 
     def _one_size(self, size: int, unit_ns: int, repeats: int) -> dict[str, Any]:
         ranks = len(self._place.ranks)

@@ -79,7 +79,16 @@ def _measure_together(
     dist.barrier()
     machine = None
     if settings.algorithms:
-        return _measure_algorithms(settings, progress, device, carrier, backend)
+        laboratory = Laboratory(carrier, backend, gather_hosts())
+        sizes = _sizes_that_fit(settings.sizes(), carrier, copies=_LABORATORY_COPIES)
+        try:
+            measured = laboratory.run(settings, sizes, progress)
+        except RuntimeError as error:  # from a barrier: gloo and NCCL raise nothing more precise
+            raise LostRankError(
+                "another rank ended or stopped answering while algorithms were measured "
+                f"({short_reason(error)})"
+            ) from None
+        return _facts(device, backend) | measured if dist.get_rank() == 0 else None
     if first:
         progress("machine", 0.0)
         machine = measure_ceilings(device, quick=settings.quick)
@@ -95,25 +104,6 @@ def _measure_together(
         "not_offered": refused,
         "contention": contention,
     }
-
-
-def _measure_algorithms(
-    settings: CalibrationSettings,
-    progress: Progress,
-    device: torch.device,
-    carrier: torch.device,
-    backend: str,
-) -> dict[str, Any] | None:
-    laboratory = Laboratory(carrier, backend, gather_hosts())
-    sizes = _sizes_that_fit(settings.sizes(), carrier, copies=_LABORATORY_COPIES)
-    try:
-        measured = laboratory.run(settings, sizes, progress)
-    except RuntimeError as error:  # from a barrier: gloo and NCCL raise nothing more precise
-        raise LostRankError(
-            "another rank ended or stopped answering while algorithms were measured "
-            f"({short_reason(error)})"
-        ) from None
-    return _facts(device, backend) | measured if dist.get_rank() == 0 else None
 
 
 def _sweep_all(
@@ -191,16 +181,12 @@ def _facts(device: torch.device, backend: str | None) -> dict[str, Any]:
         "schema": SCHEMA,
         "host": socket.gethostname(),
         "device": _device_name(device),
-        "kind": _kind(device),
+        "kind": "rocm" if device.type == "cuda" and torch.version.hip else device.type,
         "torch": str(torch.__version__),
         "when_unix": time.time(),
         "world_size": dist.get_world_size() if backend else 1,
         "backend": backend,
     }
-
-
-def _kind(device: torch.device) -> str:
-    return "rocm" if device.type == "cuda" and torch.version.hip else device.type
 
 
 def _device_name(device: torch.device) -> str:

@@ -123,13 +123,21 @@ class ClockSync:
             return None
         self._announced = held.next_step if label == RUN else self._announced
         self._pace.meeting_ends()
+
+        # What to add to time.perf_counter_ns(), from the least disturbed of five readings.
+        def reading() -> tuple[int, int]:
+            before = time.perf_counter_ns()
+            unix = self._now()
+            after = time.perf_counter_ns()
+            return after - before, unix - (before + after) // 2
+
         result = {
             "label": label,
             "step": step,
             "rounds": held.marks,
             "through": "store" if held.blocked else "sockets",
             "clock": "unix_ns",
-            "offset_perf_to_unix_ns": _perf_to_unix(self._now),
+            "offset_perf_to_unix_ns": min(reading() for _ in range(5))[1],
         }
         self._syncs.append(result)
         return result
@@ -206,7 +214,12 @@ class ClockSync:
 
     def _explain(self, problem: Exception) -> None:
         if isinstance(problem, Missed):
-            self._missed(str(problem))
+            reason = str(problem)
+            self._misses += 1
+            if self._misses >= _MISSES:
+                self._give_up(f"{reason}; stepscope does not try again")
+            else:
+                self._note(reason)
         elif isinstance(problem, Blocked):
             self._give_up(
                 f"{problem}. With more than {MOST_THROUGH_STORE} hosts, clocks come from "
@@ -214,13 +227,6 @@ class ClockSync:
             )
         else:
             self._give_up(f"comparing clocks failed: {type(problem).__name__}: {problem}")
-
-    def _missed(self, reason: str) -> None:
-        self._misses += 1
-        if self._misses >= _MISSES:
-            self._give_up(f"{reason}; stepscope does not try again")
-        else:
-            self._note(reason)
 
     def _give_up(self, reason: str) -> None:
         self._is_over = True
@@ -254,18 +260,6 @@ class _Pace:
         step_s = (self._here_s - self._before_s) / max(1, self._here - self._before)
         interval_s = choose_interval_s(self._here_s - self._began_s, self._cost_s)
         return self._here + max(FIRST_MEETING // 2, round(interval_s / max(step_s, 1e-6)))
-
-
-def _perf_to_unix(now: Callable[[], int]) -> int:
-    """What to add to time.perf_counter_ns(), from the least disturbed of five readings."""
-
-    def reading() -> tuple[int, int]:
-        before = time.perf_counter_ns()
-        unix = now()
-        after = time.perf_counter_ns()
-        return after - before, unix - (before + after) // 2
-
-    return min(reading() for _ in range(5))[1]
 
 
 # Whether this host's clock is kept by NTP or PTP, as the kernel says. Nothing is changed.

@@ -22,6 +22,7 @@ from stepscope.measure.cuda_graphs import gate
 from stepscope.measure.folder import note_unwritten
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.writer import started_thread
+from stepscope.records.dtypes import BY_SCALAR_TYPE
 
 if TYPE_CHECKING:
     Recorders = Callable[[], list[tuple[str, Callable[[], bytes]]]]
@@ -38,24 +39,6 @@ _KINDS = {
     "alltoall": "all_to_all",
     **{kind: kind for kind in ("reduce_scatter", "all_gather", "all_reduce", "all_to_all")},
     **{kind: kind for kind in ("broadcast", "reduce", "gather", "scatter", "send", "recv")},
-}
-_DTYPES = {
-    "Byte": ("uint8", 1),
-    "Char": ("int8", 1),
-    "Short": ("int16", 2),
-    "Int": ("int32", 4),
-    "Long": ("int64", 8),
-    "UInt16": ("uint16", 2),
-    "UInt32": ("uint32", 4),
-    "UInt64": ("uint64", 8),
-    "Half": ("float16", 2),
-    "BFloat16": ("bfloat16", 2),
-    "Float": ("float32", 4),
-    "Double": ("float64", 8),
-    "ComplexHalf": ("complex32", 4),
-    "ComplexFloat": ("complex64", 8),
-    "ComplexDouble": ("complex128", 16),
-    "Bool": ("bool", 1),
 }
 
 
@@ -77,6 +60,8 @@ def as_line(entry: dict[str, Any], sizes: dict[str, int], step: int | None) -> d
     group_size = sizes.get(group)
     p2p = bool(entry["is_p2p"])
     took_ms = entry.get("duration_ms")
+    names = entry["input_dtypes"] or entry["output_dtypes"]
+    dtype = BY_SCALAR_TYPE.get(names[0]) if names else None
     return {
         "kind": kind,
         "group": group,
@@ -88,7 +73,7 @@ def as_line(entry: dict[str, Any], sizes: dict[str, int], step: int | None) -> d
         "size_bytes": _size_bytes(kind, entry, group_size),
         "input_sizes": entry["input_sizes"],
         "output_sizes": entry["output_sizes"],
-        "dtype": _dtype(entry),
+        "dtype": dtype.name if dtype else names[0].lower() if names else None,
         "created_ns": entry["time_created_ns"],
         "started_ns": None,
         "ended_ns": None,
@@ -112,11 +97,6 @@ def _kind(name: str) -> str:
     return next((kind for part, kind in _KINDS.items() if part in plain), plain)
 
 
-def _dtype(entry: dict[str, Any]) -> str | None:
-    names = entry["input_dtypes"] or entry["output_dtypes"]
-    return _DTYPES.get(names[0], (names[0].lower(), 0))[0] if names else None
-
-
 def _size_bytes(kind: str, entry: dict[str, Any], group_size: int | None) -> int | None:
     """The whole message: what comes out of gathers, what goes into the rest."""
     inputs = _bytes(entry["input_sizes"], entry["input_dtypes"])
@@ -132,10 +112,9 @@ def _bytes(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int | None:
     total = 0
     for index, shape in enumerate(sizes):
         dtype = dtypes[min(index, len(dtypes) - 1)] if dtypes else ""
-        width = 1 if dtype.startswith("Float8") else _DTYPES.get(dtype, ("", 0))[1]
-        if not width:
+        if dtype not in BY_SCALAR_TYPE:
             return None
-        total += math.prod(shape) * width
+        total += math.prod(shape) * BY_SCALAR_TYPE[dtype].item_bytes
     return total if sizes else None
 
 
@@ -272,7 +251,15 @@ class CollectiveLog:
                 lines.append(json.dumps(_line(recorder, columns, about)))
         if lines:
             path = self._folder / NAME.format(part=1 + self._reads // _READS_PER_PART)
-            _append(path, gzip.compress("".join(f"{line}\n" for line in lines).encode(), 6))
+            # A whole gzip member or none.
+            packed = gzip.compress("".join(f"{line}\n" for line in lines).encode(), 6)
+            try:
+                with path.open("ab", buffering=0) as file:
+                    before = file.seek(0, os.SEEK_END)
+                    if file.write(packed) != len(packed):
+                        file.truncate(before)
+            except OSError as error:
+                note_unwritten(path.name, error)
 
 
 def read_columns(dump: bytes, *, after: int = -1) -> dict[str, list[Any]]:
@@ -349,14 +336,3 @@ def _count_ever(dump: bytes) -> int:
 
 def _next_slot(step: int) -> int:
     return -(-step // SLOT) * SLOT
-
-
-def _append(path: Path, packed: bytes) -> None:
-    """A whole gzip member or none."""
-    try:
-        with path.open("ab", buffering=0) as file:
-            before = file.seek(0, os.SEEK_END)
-            if file.write(packed) != len(packed):
-                file.truncate(before)
-    except OSError as error:
-        note_unwritten(path.name, error)

@@ -98,19 +98,16 @@ class Links:
         began = time.monotonic()
         try:
             with self._lock:
-                self._look(step)
+                for connection in connections():
+                    seen = self._seen.get(connection.inode)
+                    if seen is None:
+                        self._seen[connection.inode] = _Seen(connection, opened=bool(self._steps))
+                    else:
+                        seen.again(connection)
+                self._steps = [*self._steps[:1], step]
         finally:
             ended = time.monotonic()
             self._rest_until = ended + (ended - began) / BUDGET
-
-    def _look(self, step: int) -> None:
-        for connection in connections():
-            seen = self._seen.get(connection.inode)
-            if seen is None:
-                self._seen[connection.inode] = _Seen(connection, opened=bool(self._steps))
-            else:
-                seen.again(connection)
-        self._steps = [*self._steps[:1], step]
 
     def content(self) -> dict[str, Any] | None:
         """links.json; None until two looks have seen a connection."""

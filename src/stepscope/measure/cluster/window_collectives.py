@@ -87,7 +87,12 @@ class Comms:
     @never_raise
     def _collect(self, marks: list[tuple[int, int]], last: int) -> list[dict[str, Any]]:
         end_ns = self._now()
-        self._check_clock()
+        moved = self._now() - time.perf_counter_ns() - self._unix_less_perf
+        if abs(moved) > _CLOCK_MOVED_NS:
+            self._note(
+                f"the wall clock was set by {signed(moved / 1e6)} ms in the window: "
+                "collectives may be missing or assigned to the wrong step"
+            )
         self._read_groups()
         sizes = {group["name"]: group["size"] for group in self._groups}
         lines = {}
@@ -140,14 +145,6 @@ class Comms:
         if replicas:
             self._replicas = replicas
             self._note(_NO_HOOK)
-
-    def _check_clock(self) -> None:
-        moved = self._now() - time.perf_counter_ns() - self._unix_less_perf
-        if abs(moved) > _CLOCK_MOVED_NS:
-            self._note(
-                f"the wall clock was set by {signed(moved / 1e6)} ms in the window: "
-                "collectives may be missing or assigned to the wrong step"
-            )
 
     def _note(self, text: str) -> None:
         self._notes.setdefault(text)

@@ -76,20 +76,18 @@ class BackwardGraph:
         """Field, storage, elements and dtype of each tensor that a node keeps."""
         for name, tensor in saved_by(node, self._notes):
             for piece in pieces(tensor, self._notes):
-                storage = self._storage(piece.key, piece.size_bytes, is_parameter(tensor))
+                of_parameter = is_parameter(tensor)
+                if piece.key not in self._storages:
+                    kind = ACTIVATION
+                    if of_parameter or piece.key in self._states:
+                        kind = STATE
+                    elif piece.key in self._inputs:
+                        kind = INPUT
+                    self.saved_bytes += piece.size_bytes if kind == ACTIVATION else 0
+                    self._storages[piece.key] = len(self._rows)
+                    self._rows.append((piece.size_bytes, kind))
+                storage = self._storages[piece.key]
                 yield [name, storage, tensor.numel(), _dtype(tensor)]
-
-    def _storage(self, key: Key, size_bytes: int, of_parameter: bool) -> int:
-        if key not in self._storages:
-            kind = ACTIVATION
-            if of_parameter or key in self._states:
-                kind = STATE
-            elif key in self._inputs:
-                kind = INPUT
-            self.saved_bytes += size_bytes if kind == ACTIVATION else 0
-            self._storages[key] = len(self._rows)
-            self._rows.append((size_bytes, kind))
-        return self._storages[key]
 
     def content(self, modules: Sequence[tuple[int, list[Any]]]) -> dict[str, Any]:
         """For memory.json; `modules` are ids with what is written about each."""

@@ -136,22 +136,19 @@ class SavedTensors:
             around = functools.partial(self._around_hooks, by=by)
             self._patch(torch._C._autograd, f"_{name}_saved_tensors_default_hooks", around)
         if modules:
-            self._hook_modules()
+            hooks = torch.nn.modules.module
+            entering = hooks.register_module_forward_pre_hook(self._enters)
+            self._undo.append(entering.remove)
+            leaving = hooks.register_module_forward_hook(
+                self._leaves, with_kwargs=True, always_call=True
+            )
 
-    def _hook_modules(self) -> None:
-        hooks = torch.nn.modules.module
-        entering = hooks.register_module_forward_pre_hook(self._enters)
-        self._undo.append(entering.remove)
-        leaving = hooks.register_module_forward_hook(
-            self._leaves, with_kwargs=True, always_call=True
-        )
+            def undo() -> None:
+                leaving.remove()
+                # torch forgets to remove this one, and would warn about global hooks ever after.
+                hooks._global_forward_hooks_with_kwargs.pop(leaving.id, None)
 
-        def undo() -> None:
-            leaving.remove()
-            # torch forgets to remove this one, and would warn about global hooks ever after.
-            hooks._global_forward_hooks_with_kwargs.pop(leaving.id, None)
-
-        self._undo.append(undo)
+            self._undo.append(undo)
 
     def remove(self) -> None:
         self._on = False
@@ -172,7 +169,12 @@ class SavedTensors:
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._on or is_tracing():
                 return original(outputs, *args, **kwargs)
-            self._before_backward(outputs)
+            try:
+                roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+                self.read(roots)
+                self._on_backward(roots)
+            except Exception as error:
+                self._failed("reading the graph", error)
             self._backward_depth += 1
             try:
                 return original(outputs, *args, **kwargs)
@@ -180,14 +182,6 @@ class SavedTensors:
                 self._backward_depth -= 1
 
         return run
-
-    def _before_backward(self, outputs: Any) -> None:
-        try:
-            roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-            self.read(roots)
-            self._on_backward(roots)
-        except Exception as error:
-            self._failed("reading the graph", error)
 
     def _around_hooks(self, original: Any, by: int) -> Any:
         def push_or_pop(*args: Any) -> Any:

@@ -151,10 +151,6 @@ def bytes_by_kind(*storages: Mapping[Key, int]) -> Counter[str]:
     return sizes
 
 
-def _holds_cuda_memory() -> bool:
-    return bool(torch.cuda.is_initialized() and torch.cuda.memory_allocated())
-
-
 class Model:
     """The modules that train, and the optimizers that train them."""
 
@@ -197,7 +193,10 @@ class Model:
             kind = type(_unwrapped(root)).__name__
             bare = not any(True for _ in root.parameters())
             for name, module in root.named_modules():
-                clean = _clean(name, root)
+                parts = [part for part in name.split(".") if part not in _WRAPPERS]
+                if parts and parts[0] == "module" and "Parallel" in type(root).__name__:
+                    parts = parts[1:]
+                clean = ".".join(parts)
                 label = f"{kind}.{clean}" if clean and several else clean
                 names.setdefault(id(module), label if label and not bare else kind)
         return names
@@ -214,7 +213,9 @@ class Model:
     def kind(self) -> str:
         """Where most of the parameters are; if none are known, where torch holds anything."""
         sizes = bytes_by_kind(self.held().storages["parameters"])
-        elsewhere = "cuda" if _holds_cuda_memory() else "cpu"
+        elsewhere = (
+            "cuda" if bool(torch.cuda.is_initialized() and torch.cuda.memory_allocated()) else "cpu"
+        )
         return max(sizes, key=lambda kind: sizes[kind], default=elsewhere)
 
     def devices(self, kind: str) -> list[int]:
@@ -314,13 +315,6 @@ def _unwrapped(root: Any) -> Any:
     return root if inner is None else _unwrapped(inner)
 
 
-def _clean(name: str, root: Any) -> str:
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    if parts and parts[0] == "module" and "Parallel" in type(root).__name__:
-        parts = parts[1:]
-    return ".".join(parts)
-
-
 # Batches that the script holds besides the one it trains on: a list of them, or prefetched ones.
 #
 # They grow with the batch, as the one that the step reads. Only reads; nothing is kept alive.
@@ -346,7 +340,7 @@ def batch_bytes(
 
 def _other_bytes(forms: Collection[Form], counted: set[Key], kind: str) -> int:
     size = 0
-    for tensor in _living_tensors():
+    for tensor in [item for item in gc.get_objects() if type(item) is torch.Tensor]:
         if tensor.requires_grad or tensor.device.type != kind or form_of(tensor) not in forms:
             continue
         for piece in pieces(tensor, set()):
@@ -354,8 +348,3 @@ def _other_bytes(forms: Collection[Form], counted: set[Key], kind: str) -> int:
                 counted.add(piece.key)
                 size += piece.size_bytes
     return size
-
-
-def _living_tensors() -> list[Any]:
-    """Plain ones: a subclass may run code of its own when it is asked."""
-    return [item for item in gc.get_objects() if type(item) is torch.Tensor]

@@ -8,39 +8,20 @@ from typing import Any
 
 import torch
 
+from stepscope.records.dtypes import BY_NAME
 from stepscope.text.words import lazy_pattern
 
-# The profiler's names of dtypes.
-DTYPES = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "c10::Half": torch.float16,
-    "c10::BFloat16": torch.bfloat16,
-    "long int": torch.int64,
-    "long": torch.int64,
-    "int": torch.int32,
-    "short": torch.int16,
-    "signed char": torch.int8,
-    "unsigned char": torch.uint8,
-    "bool": torch.bool,
-    "c10::complex<float>": torch.complex64,
-    "c10::complex<double>": torch.complex128,
-}
-_NAMES = {dtype: name for name, dtype in reversed(DTYPES.items())}
-# torch's numbers of dtypes, as plain arguments carry them.
-_NUMBERED = {
-    0: torch.uint8,
-    1: torch.int8,
-    2: torch.int16,
-    3: torch.int32,
-    4: torch.int64,
-    5: torch.float16,
-    6: torch.float32,
-    7: torch.float64,
-    9: torch.complex64,
-    11: torch.bool,
-    15: torch.bfloat16,
-}
+# Dtypes that torch fills with random values, by the profiler's names and by their numbers.
+_FILLED = [
+    BY_NAME[name]
+    for name in (
+        *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8"),
+        *("uint8", "bool", "complex64", "complex128"),
+    )
+]
+DTYPES = {name: getattr(torch, dtype.name) for dtype in _FILLED for name in dtype.profiler}
+_NAMES = {getattr(torch, dtype.name): dtype.profiler[0] for dtype in _FILLED}
+_NUMBERED = {dtype.number: getattr(torch, dtype.name) for dtype in _FILLED}
 _FORMATS = {
     0: torch.contiguous_format,
     1: torch.preserve_format,

@@ -59,7 +59,9 @@ class DeviceStopwatch:
             if times is not None:
                 return times
             self._records_kernels = False
-        return [self._between_events(prepare, call, fresh)]
+        if self._empty_ns is None:
+            self._empty_ns = min(self._event_ns(None, lambda _: None, ()) for _ in range(5))
+        return [max(1.0, self._event_ns(prepare(), call, fresh) - self._empty_ns)]
 
     def _kernel_times(
         self, prepare: Prepare, call: Call, fresh: Sequence[torch.Tensor]
@@ -89,11 +91,6 @@ class DeviceStopwatch:
         self._clean.sum()  # reading leaves nothing that must be written back later
         for tensor in fresh:
             tensor.data.mul_(1)  # .data: autograd must not see a change
-
-    def _between_events(self, prepare: Prepare, call: Call, fresh: Sequence[torch.Tensor]) -> float:
-        if self._empty_ns is None:
-            self._empty_ns = min(self._event_ns(None, lambda _: None, ()) for _ in range(5))
-        return max(1.0, self._event_ns(prepare(), call, fresh) - self._empty_ns)
 
     def _event_ns(self, prepared: Any, call: Call, fresh: Sequence[torch.Tensor]) -> float:
         """The device sleeps first, so that the host's launches do not count."""

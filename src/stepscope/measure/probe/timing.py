@@ -23,6 +23,7 @@ from stepscope.measure.probe.arguments import (
 )
 from stepscope.measure.probe.device import find_stopwatch, math_mode
 from stepscope.records.change_values import precision_of
+from stepscope.records.normal import NORMAL_95
 
 _FEWEST, _MOST = 5, 200  # repeats
 _NARROW = 0.01  # of the median: half of its interval, good enough
@@ -43,7 +44,10 @@ class ProbedCall:
         self._recorded = Recorded(request)
         self._mode: str = request.get("mode", "")
         self._device = device
-        _check_memory(self._recorded, device)
+        needed = _MEMORY_FACTOR * input_bytes(self._recorded)
+        free = free_bytes(device)
+        if needed > free:
+            raise CannotRebuildError(f"it may need {needed >> 20} MiB, {free >> 20} MiB are free")
         self._operator = find_operator(self._recorded)
         self._positional, self._keywords = build_arguments(self._operator, self._recorded, device)
 
@@ -113,7 +117,10 @@ class ProbedCall:
         return [
             tensor
             for tensor in tensors_in(values)
-            if tensor.is_floating_point() and _can_be_written(tensor)
+            if tensor.is_floating_point()
+            and all(
+                step for side, step in zip(tensor.shape, tensor.stride(), strict=True) if side > 1
+            )
         ]
 
     def _prepared(self) -> list[Any]:
@@ -151,7 +158,9 @@ class ProbedCall:
             return {"ns": min(first_ns, again_ns), "spread": _FEW_SPREAD, "repeats": 1}
         times: list[float] = []  # the first call only warmed up
         while not times or (
-            len(times) < _MOST and not _is_known(times) and time.monotonic() < ends
+            len(times) < _MOST
+            and not (len(times) >= _FEWEST and half_interval(times) < _NARROW)
+            and time.monotonic() < ends
         ):
             times += stopwatch.take(prepare, call, fresh)
         return {"ns": median(times), "spread": half_interval(times), "repeats": len(times)}
@@ -166,22 +175,13 @@ class ProbedCall:
         return float(time.perf_counter_ns() - began)
 
 
-def _can_be_written(tensor: torch.Tensor) -> bool:
-    """Not if it was expanded: several of its elements are then one."""
-    return all(step for side, step in zip(tensor.shape, tensor.stride(), strict=True) if side > 1)
-
-
-def _is_known(times: list[float]) -> bool:
-    return len(times) >= _FEWEST and half_interval(times) < _NARROW
-
-
 def half_interval(times: list[float]) -> float:
     """Half of the median's 95% interval, over the median."""
     if len(times) < _FEWEST:
         return _FEW_SPREAD
     low, middle, high = quantiles(times, n=4, method="inclusive")
     # Of a normal distribution: the median's error is 1.25, the quartiles' distance 1.35 deviations.
-    return 1.96 * 1.25 / 1.35 * (high - low) / math.sqrt(len(times)) / max(middle, 1.0)
+    return NORMAL_95 * 1.25 / 1.35 * (high - low) / math.sqrt(len(times)) / max(middle, 1.0)
 
 
 def _host_ns(prepare: Callable[[], Any], call: Callable[[Any], Any]) -> float:
@@ -215,13 +215,6 @@ def warm_up(device: torch.device) -> None:
     for _ in range(2):
         output = torch.nn.functional.linear(weight.detach(), weight)
         torch.autograd.grad([output], [weight], [torch.rand_like(output)])
-
-
-def _check_memory(recorded: Recorded, device: torch.device) -> None:
-    needed = _MEMORY_FACTOR * input_bytes(recorded)
-    free = free_bytes(device)
-    if needed > free:
-        raise CannotRebuildError(f"it may need {needed >> 20} MiB, {free >> 20} MiB are free")
 
 
 def free_bytes(device: torch.device) -> int:

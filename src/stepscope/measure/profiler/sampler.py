@@ -205,7 +205,11 @@ class Sampler:
         for place, instruction in zip(stack[-2::-2], stack[::-2], strict=True):
             code = self._codes[place]
             if "/stepscope/measure/" not in code.co_filename:
-                frames.append((code.co_filename, _line(code, instruction), code.co_qualname))
+                lines = code.co_lines()
+                here = (line for start, end, line in lines if start <= instruction < end)
+                frames.append(
+                    (code.co_filename, (next(here, None) or code.co_firstlineno), code.co_qualname)
+                )
         return tuple(frames)
 
 
@@ -221,9 +225,3 @@ def _affordable(interval: float, cost_s: float) -> float:
     while interval * BUDGET < cost_s and interval < 1.0:
         interval *= 2
     return interval
-
-
-def _line(code: CodeType, instruction: int) -> int:
-    lines = code.co_lines()
-    here = (line for start, end, line in lines if start <= instruction < end)
-    return next(here, None) or code.co_firstlineno

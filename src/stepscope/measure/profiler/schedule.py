@@ -98,7 +98,11 @@ class Schedule:
         ]
         # One plain step between the last window and the memory step.
         memory = (*([_EARLY_MEMORY] if adaptive else []), asked[-1].last + 2)
-        lines = (_lines_window(memory[-1] + 2),) if settings.lines else ()
+        lines = (
+            (PlannedWindow(first=(memory[-1] + 2), warmup=1, active=2, file=LINES, kind="lines"),)
+            if settings.lines
+            else ()
+        )
         past = lines[0].last if lines else memory[-1]
         every = regular_distance(settings)
         return cls(
@@ -161,11 +165,6 @@ def regular_distance(settings: Settings) -> int:
     """Steps from one window of `--every` to the next; 0 without them. Plain steps lie between."""
     least = settings.warmup + settings.active + 2
     return max(settings.every, least) if settings.every > 0 else 0
-
-
-def _lines_window(first: int) -> PlannedWindow:
-    """Its marks lengthen the steps, so it is apart from the window that times come from."""
-    return PlannedWindow(first=first, warmup=1, active=2, file=LINES, kind="lines")
 
 
 def _regular(settings: Settings, first: int) -> PlannedWindow:

@@ -544,14 +544,10 @@ def without_thread_complaint() -> Iterator[None]:
             yield
         finally:
             os.dup2(stderr, 2)
-            _pass_on(captured, stderr)
+            text = os.pread(captured, os.fstat(captured).st_size, 0)
+            lines = [line for line in text.splitlines(keepends=True) if _OTHER_THREAD not in line]
+            if lines:
+                os.write(stderr, b"".join(lines))
     finally:
         os.close(captured)
         os.close(stderr)
-
-
-def _pass_on(captured: int, stderr: int) -> None:
-    text = os.pread(captured, os.fstat(captured).st_size, 0)
-    lines = [line for line in text.splitlines(keepends=True) if _OTHER_THREAD not in line]
-    if lines:
-        os.write(stderr, b"".join(lines))

@@ -290,7 +290,26 @@ class Session:
         self._end_special_step(parts)
         parts.look_at_others(self.number, disturbed=self.windows.running is not None)
         self._due = min(self._next_due(self.number + 1), parts.due(self.number + 1))
-        self._begin(parts)
+        step = self.number
+        planned = self._schedule.opens(step)
+        if planned is not None:
+            parts.sampler_pauses()
+            if planned.meets:
+                parts.synchronise("start", self.number)  # on every rank, even if no window opens
+            if self._choice.traced and self.windows.open(
+                planned, parts.folder, one_thread_trains=self._alone
+            ):
+                self._comms.window_begins(self.number)
+        elif (closes := self._schedule.closes(step)) is not None:
+            self._close_window(parts, closes)
+        elif self._schedule.is_special(step):
+            if self._alone and self._choice.traced and self.windows.running is None:
+                self._special.begin(
+                    self.number, self._schedule, self.optimizers.known, self.settings
+                )
+                self.phases_wanted = self.ranges is not None or self._special.mark is not None
+        elif self.windows.step_begins(step):
+            self._comms.step_begins(step)
         self._load.resume(self.number, plain=self.is_plain)
         now = perf_counter_ns()
         self.notes.append((AGAIN, now, None))
@@ -302,32 +321,6 @@ class Session:
     def _next_due(self, step: int) -> int:
         ends = self.trial.stop_after if self.trial is not None else sys.maxsize
         return min(self._schedule.next_due(step), ends)
-
-    def _begin(self, parts: RankParts) -> None:
-        step = self.number
-        planned = self._schedule.opens(step)
-        if planned is not None:
-            self._open_window(parts, planned)
-        elif (closes := self._schedule.closes(step)) is not None:
-            self._close_window(parts, closes)
-        elif self._schedule.is_special(step):
-            self._begin_special_step()
-        elif self.windows.step_begins(step):
-            self._comms.step_begins(step)
-
-    def _begin_special_step(self) -> None:
-        if self._alone and self._choice.traced and self.windows.running is None:
-            self._special.begin(self.number, self._schedule, self.optimizers.known, self.settings)
-            self.phases_wanted = self.ranges is not None or self._special.mark is not None
-
-    def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
-        parts.sampler_pauses()
-        if planned.meets:
-            parts.synchronise("start", self.number)  # on every rank, even if no window opens
-        if self._choice.traced and self.windows.open(
-            planned, parts.folder, one_thread_trains=self._alone
-        ):
-            self._comms.window_begins(self.number)
 
     def _close_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         if (window := self.windows.running) is not None:
@@ -517,9 +510,12 @@ class Ranges:
 
     @never_raise
     def push(self, name: str) -> None:
-        nvtx = self._find()
-        if nvtx is not None:
-            nvtx.range_push(f"stepscope: {name}")
+        if self._nvtx is None:
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_available():
+                self._nvtx = torch.cuda.nvtx
+        if self._nvtx is not None:
+            self._nvtx.range_push(f"stepscope: {name}")
             self._open += 1
 
     @never_raise
@@ -527,10 +523,3 @@ class Ranges:
         if self._open:
             self._open -= 1
             self._nvtx.range_pop()
-
-    def _find(self) -> Any:
-        if self._nvtx is None:
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_available():
-                self._nvtx = torch.cuda.nvtx
-        return self._nvtx

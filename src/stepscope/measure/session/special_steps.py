@@ -142,7 +142,10 @@ class HostStep:
         self._since = perf_counter_ns()
         self._drain()
         if self._alone and not has_compiled():
-            self._watch_blocking_calls()
+            tensor = sys.modules["torch"].Tensor
+            for name in _BLOCKING:
+                drained = self._first_drained(getattr(tensor, name))
+                self._undo.append(replace_until(tensor, name, drained))
         if self._fine:
             self._watch_modules()
         self._wait_ns = self._stops = 0
@@ -211,12 +214,6 @@ class HostStep:
         if get_ident() == self._thread:
             self._blocking += 1
             self._drain()
-
-    def _watch_blocking_calls(self) -> None:
-        tensor = sys.modules["torch"].Tensor
-        for name in _BLOCKING:
-            drained = self._first_drained(getattr(tensor, name))
-            self._undo.append(replace_until(tensor, name, drained))
 
     def _first_drained(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -45,14 +45,11 @@ class Optimizers:
         if self._latest() is not optimizer:
             self._latest = weakref.ref(optimizer)
             if optimizer not in self.known and len(self.lines) < _MOST_LINES:
-                self._keep_line(optimizer)
+                line = running_line()
+                if line is not None:
+                    self.lines.append({"optimizer": type(optimizer).__name__, **asdict(line)})
             self.known.add(optimizer)
         return not gate.is_capturing  # what a CUDA graph records does not train
-
-    def _keep_line(self, optimizer: Any) -> None:
-        line = running_line()
-        if line is not None:
-            self.lines.append({"optimizer": type(optimizer).__name__, **asdict(line)})
 
     def ends(self) -> bool:
         """True for an outermost step that trained."""

@@ -366,23 +366,20 @@ class StepClock:
         if len(stack) == 1 and not away:
             stack[0] = "other" if elements == EXHAUSTED else self._after("data")
         if elements == EXHAUSTED:
-            self._meet_end()
-
-    def _meet_end(self) -> None:
-        """A loader is exhausted: an epoch is over, or an evaluation that nobody announced."""
-        last, spent = self._last, self._spent
-        if last.loader in self.trained and not self._evaluating:
-            self._batches.epoch_ends()
-            self._between = True
-            last.went_away(spent)
-            waited = min(last.last_duration, spent["data"])  # for no batch
-            spent["data"] -= waited
-            spent["between_epochs"] += waited
-            spent["epoch_gap"] += waited
-        elif last.loader == self._unasked:
-            self._evaluating = False
-            self._unasked = 0
-            last.forget(spent)
+            # A loader is exhausted: an epoch is over, or an evaluation that nobody announced.
+            last, spent = self._last, self._spent
+            if last.loader in self.trained and not self._evaluating:
+                self._batches.epoch_ends()
+                self._between = True
+                last.went_away(spent)
+                waited = min(last.last_duration, spent["data"])  # for no batch
+                spent["data"] -= waited
+                spent["between_epochs"] += waited
+                spent["epoch_gap"] += waited
+            elif last.loader == self._unasked:
+                self._evaluating = False
+                self._unasked = 0
+                last.forget(spent)
 
     def _change_mode(self, *, training: bool) -> None:
         if self._stack[-1] in _TRAINING:

@@ -43,21 +43,8 @@ class StepLines:
         for step, wall_ns, spent in self._clock.read(rows):
             changes = self._readings.changes(step[6])
             self._waiting.append((_text(step, wall_ns, spent, changes), step[3]))
-        return self._complete(last=last)
-
-    @property
-    def trained_loaders(self) -> frozenset[int]:
-        """Loaders whose batches were trained on, by the ids that their fetches note."""
-        return frozenset(self._clock.trained)
-
-    def after_last_step(self) -> dict[str, int]:
-        """Time since the last step ended, by phase."""
-        spent = self._clock.unfinished
-        return {f"{phase}_ns": spent[phase] for phase in (*PHASES, *RARE_PHASES) if spent[phase]}
-
-    def _complete(self, *, last: bool) -> list[str]:
-        """A host that ran ahead ends steps before the device: the last ones are waited for, since
-        their wall times are the host's pace and no step's time."""
+        # A host that ran ahead ends steps before the device: the last ones are waited for, since
+        # their wall times are the host's pace and no step's time.
         lines = []
         until = monotonic() + _LAST_WAIT_S
         while self._waiting:
@@ -71,6 +58,16 @@ class StepLines:
             self._waiting.popleft()
             lines.append(f"{{{text}{device or ''}}}")
         return lines
+
+    @property
+    def trained_loaders(self) -> frozenset[int]:
+        """Loaders whose batches were trained on, by the ids that their fetches note."""
+        return frozenset(self._clock.trained)
+
+    def after_last_step(self) -> dict[str, int]:
+        """Time since the last step ended, by phase."""
+        spent = self._clock.unfinished
+        return {f"{phase}_ns": spent[phase] for phase in (*PHASES, *RARE_PHASES) if spent[phase]}
 
     def _device(self, events: Any) -> str | None:
         """None while the device is busy with the step, or a graph is captured."""

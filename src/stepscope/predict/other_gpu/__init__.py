@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stepscope.predict.other_gpu.retime import retime
+from stepscope.predict.other_gpu.kernel_time import retime
 
 __all__ = ["retime"]

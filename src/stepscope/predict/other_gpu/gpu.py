@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.predict.fitted import read_fitted, table
 from stepscope.records.hardware import DEVICES, Profile, plain_name
 from stepscope.text.words import SITE
 from stepscope.trace.files import read_whole
@@ -23,7 +24,7 @@ from stepscope.trace.machine_profiles import read_profile
 # follows from its peak, its watts and its generation (docs/records/gpus.md).
 
 Closeness = Literal["chip", "generation", "far"]
-_TENSOR = {"tf32": 2.0, "fp16": 1.0, "bf16": 1.0, "fp8": 0.5, "int8": 0.5}  # energy over bf16's
+_TENSOR = table("kernels.tensor_energy", dict[str, float])  # over bf16's
 OLD_GENERATIONS = frozenset({"kepler", "maxwell", "pascal"})  # before libraries took today's form
 _ORDER = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
 _SPLIT_CACHE = frozenset({"ampere", "hopper", "blackwell"})
@@ -109,24 +110,23 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def gpu_rows() -> tuple[GpuRow, ...]:
     text = Path(__file__).with_name("gpus.json").read_bytes()
-    return tuple(map(_with_device, msgspec.json.decode(text, type=tuple[GpuRow, ...])))
-
-
-def _with_device(row: GpuRow) -> GpuRow:
-    if not row.device:
-        return row
-    spec = next(spec for spec in DEVICES if spec.name == row.device)
-    return replace(
-        row,
-        printed=(spec.name, *spec.printed),
-        vendor=spec.vendor,
-        tflops={dtype: rate / 1e12 for dtype, rate in spec.peaks.items()},
-        bandwidth_gb_s=spec.bandwidth_bytes_s / 1e9,
-        memory_gib=spec.memory_bytes / (1 << 30),
-        multiprocessors=spec.multiprocessors,
-        link=spec.link,
-        link_gb_s=spec.link_bytes_s / 1e9,
-    )
+    specs = {spec.name: spec for spec in DEVICES}
+    rows = []
+    for row in msgspec.json.decode(text, type=tuple[GpuRow, ...]):
+        if spec := specs.get(row.device):
+            row = replace(
+                row,
+                printed=(spec.name, *spec.printed),
+                vendor=spec.vendor,
+                tflops={dtype: rate / 1e12 for dtype, rate in spec.peaks.items()},
+                bandwidth_gb_s=spec.bandwidth_bytes_s / 1e9,
+                memory_gib=spec.memory_bytes / (1 << 30),
+                multiprocessors=spec.multiprocessors,
+                link=spec.link,
+                link_gb_s=spec.link_bytes_s / 1e9,
+            )
+        rows.append(row)
+    return tuple(rows)
 
 
 def find_row(name: str) -> GpuRow | None:
@@ -163,11 +163,15 @@ def make_gpu(row: GpuRow, fit: TransferFit | None = None) -> Gpu:
 
 def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
     """The same GPU with the rates that `calibrate` measured on it."""
-    rates = {
-        dtype: _any_sides(gpu, dtype, rate / _best_tile(dtype))
-        for dtype, rate in (profile.matmul_flops | profile.sustained_flops).items()
-        if dtype in gpu.rates
-    }
+    rates = {}
+    for dtype, rate in (profile.matmul_flops | profile.sustained_flops).items():
+        if dtype in gpu.rates:
+            # `calibrate` multiplies large matrices, which run on the best tile, and whose sides are
+            # powers of two.
+            kind = "linear" if unit_of(dtype) == "fp32" else "tensor"
+            aligned = rate / max(tile.share for tile in transfer_fit().products[kind].tiles)
+            full = max(gpu.full_rates.get(dtype, 0.0), aligned)
+            rates[dtype] = full * math.pow(aligned / full, 1 / gpu.aligned_power(dtype))
     measured = gpu.measured | set(rates) | ({"memory"} if profile.copy_bytes_s else set())
     return replace(
         gpu,
@@ -179,25 +183,16 @@ def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
     )
 
 
-def _any_sides(gpu: Gpu, dtype: str, aligned_rate: float) -> float:
-    """`calibrate` multiplies matrices whose sides are powers of two."""
-    full = max(gpu.full_rates.get(dtype, 0.0), aligned_rate)
-    return full * math.pow(aligned_rate / full, 1 / gpu.aligned_power(dtype))
-
-
-def _best_tile(dtype: str) -> float:
-    """Large products, which `calibrate` measures, run on the best tile."""
-    kind = "linear" if unit_of(dtype) == "fp32" else "tensor"
-    return max(tile.share for tile in transfer_fit().products[kind].tiles)
-
-
 def expected_share(row: GpuRow, dtype: str, fit: TransferFit) -> float:
     """The share of the peak that large products reach, from watts and generation."""
     share = _full_share(row, dtype, fit)
     if row.vendor == "AMD":
         return share
-    wanted = row.tflops[dtype] * _watts_per_tflop(row, unit_of(dtype), fit.power)
-    wanted *= _TENSOR.get(dtype, 1.0)
+    # Watts per TFLOP/s of its own generation and process, else of the nearest known one.
+    unit, watts = unit_of(dtype), fit.power.watts_per_tflop
+    known = {process: units[unit] for process, units in watts.items() if unit in units}
+    nearest = min(known, key=lambda process: _apart(process, row))
+    wanted = row.tflops[dtype] * known[nearest] * _TENSOR.get(dtype, 1.0)
     left = max(row.watts - fit.power.board_watts, _LEAST_WATTS * row.watts)
     return share * min(1.0, math.pow(left / wanted, fit.power.exponent))
 
@@ -213,13 +208,6 @@ def _full_share(row: GpuRow, dtype: str, fit: TransferFit) -> float:
         return power.unit["amd"]
     narrow = unit == "tensor" or row.lanes < 128
     return power.unit[unit] * (1.0 if narrow else power.wide_lanes)
-
-
-def _watts_per_tflop(row: GpuRow, unit: str, power: PowerFit) -> float:
-    """Of its own generation and process, else of the nearest known one."""
-    known = {one: units[unit] for one, units in power.watts_per_tflop.items() if unit in units}
-    nearest = min(known, key=lambda one: _apart(one, row))
-    return known[nearest]
 
 
 def process_name(row: GpuRow) -> str:
@@ -312,9 +300,19 @@ def _by_short_name(text: str) -> GpuRow | None:
 
 def read_gpu(path: Path) -> Gpu:
     """A calibration made on the GPU, or its data sheet."""
-    body = _read_object(path)
+    try:
+        body = msgspec.json.decode(read_whole(path), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise UnreadableInputError(f"{path} is not a JSON object: {error}") from None
     if "matmul_flops" in body:
-        return _calibrated(path)
+        profile = read_profile(path)
+        known = find_row(profile.device)
+        if known is None:
+            raise UnreadableInputError(
+                f"{path} was measured on {profile.device or 'a CPU'}, which is not in the table of "
+                "GPUs"
+            )
+        return with_profile(make_gpu(known), profile)
     if "times" in body:
         raise UnreadableInputError(
             f"{path} holds operator times. Import them with `stepscope probe import "
@@ -341,24 +339,7 @@ def read_gpu(path: Path) -> Gpu:
     return make_gpu(row if base is None else base)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(read_whole(path), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise UnreadableInputError(f"{path} is not a JSON object: {error}") from None
-
-
-def _calibrated(path: Path) -> Gpu:
-    profile = read_profile(path)
-    row = find_row(profile.device)
-    if row is None:
-        raise UnreadableInputError(
-            f"{path} was measured on {profile.device or 'a CPU'}, which is not in the table of GPUs"
-        )
-    return with_profile(make_gpu(row), profile)
-
-
-# Numbers fitted to kernel times of other GPUs; benchmarks/fit_gpu_transfer.py writes them.
+# Numbers fitted to kernel times of other GPUs: data/other_gpu.json, a row for each field.
 #
 # They are shares, exponents and spreads; no measured time is among them. docs/records/gpus.md
 # explains each.
@@ -452,5 +433,7 @@ class TransferFit(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def transfer_fit() -> TransferFit:
-    text = Path(__file__).with_name("fitted.json").read_bytes()
-    return msgspec.json.decode(text, type=TransferFit)
+    prefix = "other_gpu."
+    rows = read_fitted("other_gpu").values()
+    values = {row.name.removeprefix(prefix): msgspec.json.decode(row.value) for row in rows}
+    return msgspec.convert(values, TransferFit)

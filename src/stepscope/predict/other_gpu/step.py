@@ -1,37 +1,41 @@
-"""Predict a recorded step on another GPU: its kernels, its collectives, and whether it fits
-into memory. The host stays as recorded.
+"""Predict a recorded step on another GPU, or on all of the table: its kernels, its collectives, and
+whether it fits into memory. The host stays as recorded.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops.call import DTYPES, Call, Unknown, read_name
+from stepscope.explain.flops.call import Call, Unknown, read_name
 from stepscope.explain.memory.captured import CONTEXT_BYTES, SEGMENTS_SHARE, find_largest
 from stepscope.predict.declaration import Refused, changed
+from stepscope.predict.fitted import fitted, table
 from stepscope.predict.kernel_costs import Family, after_start
 from stepscope.predict.operator_library import ProbedStep, find_probed_elsewhere
-from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.gpu import (
     Closeness,
     Gpu,
     closeness,
     find_row,
+    gpu_rows,
     make_gpu,
     process_name,
     transfer_fit,
     unit_of,
     with_profile,
 )
-from stepscope.predict.other_gpu.retime import find_operator, retime_many
+from stepscope.predict.other_gpu.kernel_time import find_operator, moved_ms, retime_many
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.step_context import StepContext
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import Ceilings, PeakSource
+from stepscope.records.prediction import GpuComparison, GpuPrediction
 from stepscope.step.call_tree import by_text, distinct_places
 from stepscope.step.replay import step_ns
 from stepscope.step.work import Kind
@@ -40,6 +44,7 @@ from stepscope.text.figures import milliseconds, percent, significant, size
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.predict.engine import Bench
     from stepscope.step.graph import Flags, Floats
 
 # A step's context on another GPU: device times moved, the host's timeline as recorded.
@@ -113,18 +118,17 @@ def _ceilings(gpu: Gpu) -> Ceilings:
     """Data-sheet peaks, or what `calibrate` measured: later what-ifs price by them."""
     flops = {dtype: 1e12 * rate for dtype, rate in gpu.row.tflops.items()}
     sources: dict[str, PeakSource] = dict.fromkeys(flops, "table")
-    bytes_s, bytes_source = 1e9 * gpu.row.bandwidth_gb_s, "table"
+    bytes_s: float | None = None
     if gpu.profile is not None:
         flops |= gpu.profile.matmul_flops
         sources |= dict.fromkeys(gpu.profile.matmul_flops, "calibrated")
-        if gpu.profile.copy_bytes_s:
-            bytes_s, bytes_source = gpu.profile.copy_bytes_s, "calibrated"
+        bytes_s = gpu.profile.copy_bytes_s
     return Ceilings(
         device=gpu.name,
         flops=flops,
-        bytes_s=bytes_s,
+        bytes_s=bytes_s or 1e9 * gpu.row.bandwidth_gb_s,
         flops_source=sources,
-        bytes_source="calibrated" if bytes_source == "calibrated" else "table",
+        bytes_source="calibrated" if bytes_s else "table",
         source="the table of GPUs",
     )
 
@@ -172,17 +176,18 @@ def _assumptions(
 
 # Products of a training step come in layouts that no table has: keep half of a deviation at least.
 LEAST_KEPT = 0.5
-CALIBRATED = 0.67  # of the error is left: 10.0 -> 6.6% on GPUs that were left out of the fit
+CALIBRATED = fitted("doubts.calibrated_gpu")  # of the error is left
 _FALLBACK = {"tf32": "fp32"}  # a GPU without tf32 multiplies in fp32
 # Spread of a kernel that goes by a ratio alone, by closeness of the GPUs.
-_RATIO_SPREAD = {"chip": 0.05, "generation": 0.25, "far": 0.35}
-_UNKNOWN_SPREAD = {"chip": 0.08, "generation": 0.35, "far": 0.5}
-# Machines differ in how they wire their links: measured shares vary by as much.
-_LINK_SPREAD = {True: 0.15, False: 0.5}
+_SPREADS = dict[Closeness, float]
+_RATIO_SPREAD = table("doubts.ratio", _SPREADS)
+_UNKNOWN_SPREAD = table("doubts.unknown_kernels", _SPREADS)
+# Machines differ in how they wire their links: by whether source and target have the same kind.
+_LINK_SPREAD = table("doubts.moved_link", tuple[float, float])
 # What whole steps were off by beyond their kernels' own errors.
-STEP_SPREAD = {"chip": 0.02, "generation": 0.05, "far": 0.1}
+STEP_SPREAD = table("doubts.moved_step", _SPREADS)
 # Of an operator that was timed alone on the other GPU, beyond what its time there varies by.
-_TIMED_THERE = 0.05
+_TIMED_THERE = fitted("doubts.timed_there")
 _FAMILIES = {
     Family.ATTENTION: "attention",
     Family.CONVOLUTION: "conv",
@@ -266,7 +271,7 @@ class _Rates:
         operators = context.operators
         self.multiplies = operators.flops > 0
         self.named = _named_dtypes(context)
-        self.dtype = np.array([*DTYPES, ""])[operators.dtype]
+        self.dtype = np.array([*PEAKS, ""])[operators.dtype]
         self.dtype = np.where(self.named == "", self.dtype, self.named)
         used = sorted(set(self.dtype[self.multiplies | (self.named != "")].tolist()))
         self.missing = tuple(
@@ -288,7 +293,7 @@ def _named_dtypes(context: StepContext) -> NDArray[np.str_]:
     for others."""
     operators, tasks = context.operators, context.graph.tasks
     silent = (operators.flops <= 0) & (operators.bytes_moved <= 0) & (tasks.kind == Kind.COMPUTE)
-    dtypes = [*DTYPES, ""]
+    dtypes = [*PEAKS, ""]
 
     def code(name: str) -> int:
         read = read_name(name)
@@ -326,7 +331,7 @@ def _roofline_ratio(rates: _Rates) -> tuple[Floats, Flags]:
 
 def _roof_ms(flops: Floats, rate: Floats, moved: Floats, gpu: Gpu) -> Floats:
     product = 1e3 * np.divide(flops, rate, out=np.zeros(len(flops)), where=rate > 0)
-    memory = np.where(flops > 0, 1e3 * moved / gpu.bytes_s, kernel_time.moved_ms(moved, gpu))
+    memory = np.where(flops > 0, 1e3 * moved / gpu.bytes_s, moved_ms(moved, gpu))
     total: Floats = np.hypot(product, memory)
     return total
 
@@ -346,9 +351,11 @@ def _retime_products(rates: _Rates, ratio: Floats) -> Flags:
         for number in signatures.tolist()
     ]
     time_ns = context.graph.tasks.dur_ns / np.maximum(operators.share, 1e-9)  # of the operator
+    fit, close = transfer_fit(), closeness(source.row, target.row)
     for dtype in sorted(set(rates.dtype[rows].tolist())):
         used = dtype if dtype in source.rates and dtype in target.rates else "fp32"
         for op in ("linear", "bmm"):
+            known = find_operator(op)
             chosen = [
                 number
                 for number, shape in enumerate(shapes)
@@ -358,22 +365,21 @@ def _retime_products(rates: _Rates, ratio: Floats) -> Flags:
             if not mine.any():
                 continue
             these = rows[mine]
-            table = np.array([shapes[number] or () for number in place[mine].tolist()], np.float64)
             before_ms = time_ns[these] / 1e6
-            after_ms = _retime(op, table, used, before_ms, source, target)
+            family = known.family_in(used)
+            kept = max(LEAST_KEPT, fit.kept[family][close])
+            after_ms = retime_many(
+                known,
+                np.array([shapes[number] or () for number in place[mine].tolist()], np.float64),
+                used,
+                np.maximum(before_ms, 1e-4),
+                source,
+                target,
+                fit=replace(fit, kept={family: {close: kept}}),
+            )
             ratio[these] = after_ms / before_ms
             shaped[these] = True
     return shaped
-
-
-def _retime(
-    op: str, shapes: Floats, dtype: str, ms: Floats, source: Gpu, target: Gpu
-) -> NDArray[np.float64]:
-    known, fit = find_operator(op), transfer_fit()
-    family, close = known.family_in(dtype), closeness(source.row, target.row)
-    kept = max(LEAST_KEPT, fit.kept[family][close])
-    fit = replace(fit, kept={family: {close: kept}})
-    return retime_many(known, shapes, dtype, np.maximum(ms, 1e-4), source, target, fit=fit)
 
 
 def product_shape(call: Call) -> tuple[float, float, float, float] | None:
@@ -511,18 +517,15 @@ def describe_memory(context: StepContext, gpu: Gpu) -> tuple[str, ...]:
         return ("peak memory was not captured, so it is unknown whether the step fits",)
     if memory.fits:
         return (f"its peak of {size(memory.peak_bytes)} fits into {size(gpu.memory_bytes)}",)
+    what_fits = "No batch is known to fit"
+    if memory.batch:
+        what_fits = f"A batch of {memory.batch} would fit"
+    elif memory.factor:
+        what_fits = f"{significant(memory.factor)} of the batch would fit"
     return (
         f"it does not fit. Its peak of {size(memory.peak_bytes)} is more than the "
-        f"{size(memory.limit_bytes)} that {gpu.name} leaves for tensors. {_what_fits(memory)}",
+        f"{size(memory.limit_bytes)} that {gpu.name} leaves for tensors. {what_fits}",
     )
-
-
-def _what_fits(memory: MemoryFit) -> str:
-    if memory.batch:
-        return f"A batch of {memory.batch} would fit"
-    if memory.factor:
-        return f"{significant(memory.factor)} of the batch would fit"
-    return "No batch is known to fit"
 
 
 def _peak_bytes(context: StepContext, factor: float) -> int | None:
@@ -542,11 +545,7 @@ def _largest_factor(context: StepContext, gpu: Gpu, limit: int) -> float | None:
             limit_from="device",
         )
         return largest.factor
-    return _search_factor(context, limit)
-
-
-def _search_factor(context: StepContext, limit: int) -> float | None:
-    """Peaks grow with the batch: halve the range that holds the largest one that fits."""
+    # Peaks grow with the batch: halve the range that holds the largest one that fits.
     low, high = 1 / 1024, 1024.0
     least = _peak_bytes(context, low)
     if least is None or least > limit:
@@ -556,3 +555,68 @@ def _search_factor(context: StepContext, limit: int) -> float | None:
         peak = _peak_bytes(context, middle)
         low, high = (middle, high) if peak is not None and peak <= limit else (low, middle)
     return low
+
+
+# The step on every GPU of the table.
+
+_HOUR_S = 3600.0
+
+
+def table_gpus() -> tuple[Gpu, ...]:
+    """The GPUs of the device table, those that people train on today."""
+    return tuple(make_gpu(row) for row in gpu_rows() if row.device)
+
+
+def compare_gpus(
+    bench: Bench, gpus: Sequence[Gpu], prices: Mapping[str, float] | None = None
+) -> GpuComparison:
+    """Raises Refused if the step's own GPU is not known."""
+    context = bench.context
+    source = source_gpu(context)
+    rows = [_predict_on_gpu(bench, gpu, (prices or {}).get(gpu.name)) for gpu in gpus]
+    own = check_memory(context, source)
+    return GpuComparison(
+        source=context.trace.device_name or source.name,
+        source_gpu=source.name,
+        batch=context.batch,
+        baseline_ms=bench.mean_ns / 1e6,
+        peak_bytes=own.peak_bytes,
+        gpus=tuple(sorted(rows, key=lambda row: (row.step_ms is None, row.step_ms or 0.0))),
+    )
+
+
+def _predict_on_gpu(bench: Bench, gpu: Gpu, price: float | None) -> GpuPrediction:
+    context = bench.context
+    memory = check_memory(context, gpu)
+    try:
+        moved = move_context(context, gpu)
+    except Refused as reason:
+        return GpuPrediction(
+            gpu=gpu.name,
+            step_ms=None,
+            fits=memory.fits,
+            memory_bytes=gpu.memory_bytes,
+            price=price,
+            why=str(reason).removeprefix("gpu: "),
+        )
+    step_ms, low_ms, high_ms = bench.interval_ms(moved.context, moved.doubt)
+    samples = context.samples / step_ms * 1e3 if context.samples else None
+    per_second = samples if samples is not None else 1e3 / step_ms
+    return GpuPrediction(
+        gpu=gpu.name,
+        step_ms=step_ms,
+        low_ms=low_ms,
+        high_ms=high_ms,
+        speedup=bench.mean_ns / 1e6 / step_ms,
+        samples_per_s=samples,
+        decides="host" if moved.decides == "host" else "device",
+        device_ms=moved.context.graph.device_ns / 1e6,
+        host_ms=moved.context.graph.host_ns / 1e6,
+        modelled_share=moved.modelled_share,
+        fits=memory.fits,
+        memory_bytes=gpu.memory_bytes,
+        largest_batch=memory.batch,
+        price=price,
+        samples_per_money=per_second * _HOUR_S / price if price else None,
+        why="" if math.isfinite(step_ms) else "no step",
+    )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from stepscope.records.dtypes import NAME_BYTES
 from stepscope.records.memory import (
     CapturedBackward,
     GraphEdge,
@@ -286,12 +287,6 @@ def _block_inputs(held: HeldGraph) -> list[HeldValue]:
 # `share.to(x.dtype)`, which an fp32 trace shows as a request for fp32.
 
 FULL, NARROW = 4, 2  # bytes of an element
-WIDTHS = {
-    **dict.fromkeys(("float64", "complex64", "int64"), 8),
-    **dict.fromkeys(("float32", "int32"), FULL),
-    **dict.fromkeys(("bfloat16", "float16", "int16"), NARROW),
-    "complex128": 16,
-}
 
 
 class _ReadValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -372,7 +367,7 @@ def rule_of(name: str, device: str) -> AutocastRule:
 
 def present_widths(graph: CapturedBackward) -> list[list[int]]:
     """Bytes of an element of every result of every node, as captured."""
-    return [[WIDTHS.get(out.dtype, 1) for out in node.outputs] for node in graph.nodes]
+    return [[NAME_BYTES.get(out.dtype, 1) for out in node.outputs] for node in graph.nodes]
 
 
 def autocast_rules(graph: CapturedBackward, device: str) -> list[AutocastRule]:

@@ -17,7 +17,6 @@ from stepscope.predict.peak_memory.backward_graph import (
     OUTSIDE,
     UNKNOWN,
     VIEWS,
-    WIDTHS,
     AutocastRule,
     ConvolutionLayout,
     HeldGraph,
@@ -30,6 +29,7 @@ from stepscope.predict.peak_memory.backward_graph import (
     maker_of,
     operator_of,
 )
+from stepscope.records.dtypes import NAME_BYTES
 from stepscope.records.memory import (
     CapturedBackward,
     CapturedMemory,
@@ -580,7 +580,7 @@ def _tensor_bytes(held: HeldGraph, place: int) -> tuple[float, float, float]:
 def _saved_bytes(node: GraphNode, field: str, *, narrow: bool) -> float:
     for saved in node.saved:
         if saved.field == field:
-            width = WIDTHS.get(saved.dtype, 1)
+            width = NAME_BYTES.get(saved.dtype, 1)
             return saved.elements * (min(NARROW, width) if narrow else width)
     return 0.0
 

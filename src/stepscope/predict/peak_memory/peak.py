@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.explain.memory.captured import peak_at
+from stepscope.predict.fitted import fitted
 from stepscope.predict.peak_memory.backward_graph import OUTSIDE, MemoryChange, block_of_nodes
 from stepscope.predict.peak_memory.passes import (
     GraphLevels,
@@ -36,10 +37,9 @@ from stepscope.records.prediction import PeakMemory
 # step is a second candidate for the peak.
 
 # Relative doubts: of what a change moves, and of the whole.
-_MOVED, _WHOLE = 0.06, 0.01
-# A compiler keeps less than eager code: between what products return and all of it. GPT-2 small in
-# bf16 on an H200 kept this share of the difference.
-_FUSED_SHARE = 0.35
+_MOVED, _WHOLE = fitted("doubts.memory_moved"), fitted("doubts.memory_between_runs")
+# A compiler keeps less than eager code: between what products return and all of it.
+_FUSED_SHARE = fitted("kernels.compiled_kept")
 _OPTIMIZER = "optimizer"
 _AROUND_UPDATE = ("backward", _OPTIMIZER)
 

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.compiling.compiled_host import is_compiled
 from stepscope.predict.declaration import (
     NothingToChange,
     Outcome,
@@ -18,7 +17,7 @@ from stepscope.predict.declaration import (
     changed,
 )
 from stepscope.predict.peaks import peak_of
-from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_context import StepContext, is_compiled
 from stepscope.predict.step_spans import BlockSpan, find_block_spans
 from stepscope.step.edit import Selection, insert, remove
 from stepscope.step.graph import CallKind, Phase

@@ -1,6 +1,6 @@
 """compile: what torch.compile saves, by fusing the eager step's operators along their data.
 
-Loops between library calls become one kernel each, which moves its bytes once (predict/compiling).
+Loops between library calls become one kernel each, which moves its bytes once.
 compile=reduce-overhead and max-autotune also launch each pass as one CUDA graph; that is also
 answered for a step that is compiled already. The optimizer stays as it is.
 """
@@ -13,21 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.compiling.compiled_host import (
+from stepscope.predict.compiled_step import (
+    UNKNOWN_SHARE,
+    CompiledStep,
     HostTimes,
+    compile_step,
     find_compiled_launches,
-    is_compiled,
+    find_plain_attention,
     is_paced_by_host,
     launch_as_graphs,
     relaunch,
 )
-from stepscope.predict.compiling.compiled_step import (
-    UNKNOWN_SHARE,
-    CompiledStep,
-    compile_step,
-    find_plain_attention,
-)
-from stepscope.predict.compiling.fused_loops import is_alone
 from stepscope.predict.declaration import (
     NothingToChange,
     Outcome,
@@ -37,9 +33,10 @@ from stepscope.predict.declaration import (
     find_unknown,
     require_operators,
 )
+from stepscope.predict.fused_loops import is_alone
 from stepscope.predict.kernel_costs import FLOOR_NS, Family
 from stepscope.predict.peaks import peak_of
-from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_context import StepContext, is_compiled
 from stepscope.step.call_tree import by_text
 from stepscope.step.graph import CallKind, Phase
 from stepscope.step.replay import step_ns

@@ -12,10 +12,10 @@ from stepscope.explain.parameter_server import find_straggling
 from stepscope.predict.data_parallel import ENOUGH_STEPS, find_traced_exchange, slow_down
 from stepscope.predict.declaration import Outcome, Refused, WrongValue, changed
 from stepscope.predict.parameter_server import describe_promise, promise_throughput
-from stepscope.predict.stalls import NORMAL_95
 from stepscope.predict.step_context import StepContext
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import Job, WorkerTimes
+from stepscope.records.normal import NORMAL_95
 from stepscope.step.edit import scale_tasks
 from stepscope.step.graph import StepGraph
 from stepscope.step.work import Kind

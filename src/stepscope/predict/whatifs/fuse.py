@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops.call import DTYPES
 from stepscope.predict.batch_size import TAIL, task_blocks
 from stepscope.predict.declaration import Outcome, Refused, WrongValue
 from stepscope.predict.kernel_costs import FLOOR_NS, MEMORY_SHARE, Family, with_durations
@@ -16,6 +15,7 @@ from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.stalls import grow_stalls
 from stepscope.predict.step_context import StepContext
 from stepscope.predict.whatifs import cuda_graphs
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.prediction import PeakMemory
 from stepscope.step.edit import scale_calls
 from stepscope.step.replay import step_ns
@@ -107,7 +107,7 @@ def _ideal_ns(context: StepContext) -> Floats:
     if ceilings.bytes_s:
         moved = np.maximum(operators.bytes_moved, 0) * operators.share
         ideal = np.maximum(ideal, moved / (MEMORY_SHARE * ceilings.bytes_s) * 1e9)
-    for code, dtype in enumerate(DTYPES):
+    for code, dtype in enumerate(PEAKS):
         if peak := ceilings.flops.get(dtype):
             flops = np.where(operators.dtype == code, np.maximum(operators.flops, 0), 0.0)
             ideal = np.maximum(ideal, flops * operators.share / (_PRODUCT_SHARE * peak) * 1e9)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.compiled.summary import find_break_spans
-from stepscope.predict.data_parallel import step_window
 from stepscope.predict.declaration import Outcome, Refused, changed
-from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_context import StepContext, step_window
 from stepscope.predict.step_spans import shorten_spans
 from stepscope.step.edit import Selection, remove
 from stepscope.step.graph import CallKind

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.flops.call import DTYPES
 from stepscope.predict.autocast import (
     NORM,
     find_unfused_attention,
@@ -23,7 +22,6 @@ from stepscope.predict.autocast import (
     may_convolve_in_tf32,
     retime_elements,
 )
-from stepscope.predict.compiling.compiled_host import is_compiled, launch_ns
 from stepscope.predict.declaration import (
     NothingToChange,
     Outcome,
@@ -41,7 +39,7 @@ from stepscope.predict.kernel_costs import (
 )
 from stepscope.predict.operator_library import ProbedStep, find_probed
 from stepscope.predict.peaks import peak_of
-from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_context import StepContext, is_compiled, launch_ns
 from stepscope.predict.step_spans import find_before_training
 from stepscope.predict.tensor_cores import (
     find_alignment,
@@ -54,6 +52,7 @@ from stepscope.predict.tensor_cores import (
     find_sample_convolutions,
     narrow_depthwise,
 )
+from stepscope.records.dtypes import PEAKS
 from stepscope.records.hardware import Ceilings
 from stepscope.step.call_tree import by_text, tensor_shapes
 from stepscope.step.edit import insert
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
 
 _SPREAD = 0.12  # of what is modelled
-_DTYPES = (*DTYPES, "")  # code -1 is an unknown dtype
+_DTYPES = (*PEAKS, "")  # code -1 is an unknown dtype
 _WIDER = {
     "tf32": ("fp32",),
     "bf16": ("fp32", "tf32"),

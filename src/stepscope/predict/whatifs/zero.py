@@ -18,7 +18,7 @@ _DOUBT = 0.08  # of the step: implementations differ in what they gather when
 
 def apply(context: StepContext, value: str) -> Outcome:
     """Refuses one worker: it has nobody to share with."""
-    from stepscope.explain.memory.theory import VOLUME, bytes_per_parameter
+    from stepscope.explain.memory.model import VOLUME, bytes_per_parameter
     from stepscope.predict.scale_out import replan
 
     if value not in ("1", "2", "3"):
@@ -44,7 +44,7 @@ def apply(context: StepContext, value: str) -> Outcome:
 
 def _peak(context: StepContext, stage: int, ranks: int) -> PeakMemory | None:
     """The measured peak with its shared part divided; stage 3 gathers one layer at a time."""
-    from stepscope.explain.memory.theory import zero_bytes
+    from stepscope.explain.memory.model import zero_bytes
 
     memory = context.memory
     if memory is None or memory.peak_bytes is None:

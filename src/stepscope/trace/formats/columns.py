@@ -13,16 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.quality import MAX_RANKS, Note
 from stepscope.records.trace import (
     ABSENT,
     CollectiveArgs,
+    Columns,
     Device,
     DeviceEvents,
     DeviceKind,
+    Flags,
     HostEvents,
     HostKind,
+    Int8,
+    Int32,
+    Int64,
     MemoryEvents,
     Thread,
     Trace,
@@ -48,9 +54,6 @@ from stepscope.trace.formats.plausible_values import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Columns, Flags, Int8, Int32, Int64
     from stepscope.trace.formats.decode_events import Losses
 
 # Decoded events -> growing columns. The only place that loops over event objects.
@@ -104,7 +107,8 @@ class _Growing:
 
     def add(self, piece: NDArray[Any]) -> None:
         rows = self._rows + len(piece)
-        if self._stays_constant(piece):
+        # Whether all rows, and those of the piece, hold the same value.
+        if is_constant(self.values) and is_constant(piece) and self._room[0] == piece[0]:
             self._room = np.broadcast_to(piece[0], rows)
         elif rows > len(self._room) or not self._room.flags.writeable:
             room = np.empty(2 * rows, self._room.dtype)
@@ -113,10 +117,6 @@ class _Growing:
         if self._room.flags.writeable:
             self._room[self._rows : rows] = piece
         self._rows = rows
-
-    def _stays_constant(self, piece: NDArray[Any]) -> bool:
-        """Whether all rows, and those of the piece, hold the same value."""
-        return is_constant(self.values) and is_constant(piece) and self._room[0] == piece[0]
 
 
 class Table:
@@ -304,9 +304,15 @@ class Collector:
     def _add_flows(self, events: list[Any], time: Int64, table: Table) -> None:
         good = time != INVALID_NS
         rows = list(compress(events, good.tobytes()))
+        # Whole numbers, also those that Chrome's format writes as "0x1f".
+        values = [e.id for e in rows]
+        ids: Int64 = _whole(values)
+        for row in np.flatnonzero(ids == ABSENT).tolist():
+            if isinstance(values[row], str) and _HEX.fullmatch(values[row]):
+                ids[row] = int(values[row], 16)
         table.add(
             begins=np.array([e.ph == "s" for e in rows], dtype=bool),
-            id=_flow_ids([e.id for e in rows]),
+            id=ids,
             lane=self._lane_codes(rows),
             time_ns=time[good],
         )
@@ -396,15 +402,6 @@ def _whole(values: list[Any], dtype: type[np.signedinteger[Any]] = INT64) -> NDA
         return np.array([_whole_or_absent(value, dtype) for value in values], dtype=dtype)
 
 
-def _flow_ids(values: list[Any]) -> Int64:
-    """Whole numbers, also those that Chrome's format writes as "0x1f"."""
-    ids: Int64 = _whole(values)
-    for row in np.flatnonzero(ids == ABSENT).tolist():
-        if isinstance(values[row], str) and _HEX.fullmatch(values[row]):
-            ids[row] = int(values[row], 16)
-    return ids
-
-
 def _whole_or_absent(value: Any, dtype: type[np.signedinteger[Any]]) -> int:
     try:
         number = int(value)
@@ -483,7 +480,8 @@ def assemble(
     tables = _plausible(columns)
     host, device, memory = tables["host"], tables["device"], tables["memory"]
     host = _sorted(host, links.host_order(host))
-    device = _sorted(device, _device_order(device))
+    start, dur = device["start_ns"], device["dur_ns"]
+    device = _sorted(device, None if links.are_sorted(start, dur) else np.lexsort((dur, start)))
     # Events at the same instant stay in the file's order.
     memory = _sorted(memory, np.argsort(memory["time_ns"], kind="stable"))
     launch = _launches(host, device, columns.launch_flows.finish(**_FLOWS))
@@ -543,11 +541,6 @@ def _sorted(columns: Columns, order: NDArray[np.intp] | None) -> Columns:
         for name, column in columns.items():
             columns[name] = column if is_constant(column) else column.take(order)
     return columns
-
-
-def _device_order(columns: Columns) -> NDArray[np.intp] | None:
-    start, dur = columns["start_ns"], columns["dur_ns"]
-    return None if links.are_sorted(start, dur) else np.lexsort((dur, start))
 
 
 def _launches(host: Columns, device: Columns, flows: Columns) -> Int32:

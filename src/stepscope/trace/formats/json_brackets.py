@@ -118,16 +118,13 @@ class EventWalk:
         elif not self._open and run[0] == _LIST_CLOSES:
             self.closed_at = self.position - len(run)
         else:
-            self._close(run)
-
-    def _close(self, run: bytes) -> None:
-        paired = min(len(run), len(self._open))
-        openers = self._open[len(self._open) - paired :]
-        del self._open[len(self._open) - paired :]
-        if not paired or openers != _OPENER_OF[run[0]] * paired:
-            self.lost = True
-        elif not self._open:
-            self.end = self.position - len(run) + paired
+            paired = min(len(run), len(self._open))
+            openers = self._open[len(self._open) - paired :]
+            del self._open[len(self._open) - paired :]
+            if not paired or openers != _OPENER_OF[run[0]] * paired:
+                self.lost = True
+            elif not self._open:
+                self.end = self.position - len(run) + paired
 
 
 class BracketScan(msgspec.Struct, frozen=True, kw_only=True):

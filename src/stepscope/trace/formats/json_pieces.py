@@ -78,7 +78,20 @@ class EventText:
         self._done = False
         self._after_long = False  # whether separators come before the next event
         self._long = False  # whether the buffer's first event is known to be long
-        self._find_events()
+        start = self._find_first_byte()
+        first = self._buffer[start : start + 1]
+        if first == b"[":
+            self.outside.is_bare_list = True
+            self._drop(start + 1)
+            self._check_first_element()
+        elif first != b"{" or self._buffer.startswith(_UTF_16, start):
+            shown = self._buffer[start : start + _SHOWN_BYTES]
+            raise UnreadableInputError(
+                f"{self._name} is not JSON: it begins with {_shown(shown)} at byte {start}"
+                + _advice(shown)
+            )
+        else:
+            self._drop(self._find_events_key(start))
 
     @property
     def begins_at(self) -> int:
@@ -233,22 +246,6 @@ class EventText:
 
     # Finding the list of events
 
-    def _find_events(self) -> None:
-        start = self._find_first_byte()
-        first = self._buffer[start : start + 1]
-        if first == b"[":
-            self.outside.is_bare_list = True
-            self._drop(start + 1)
-            self._check_first_element()
-        elif first != b"{" or self._buffer.startswith(_UTF_16, start):
-            shown = self._buffer[start : start + _SHOWN_BYTES]
-            raise UnreadableInputError(
-                f"{self._name} is not JSON: it begins with {_shown(shown)} at byte {start}"
-                + _advice(shown)
-            )
-        else:
-            self._drop(self._find_events_key(start))
-
     def _find_events_key(self, start: int) -> int:
         """Where the first event begins; the keys before it are read on the way."""
         key = EVENTS_KEY.search(self._buffer, start)
@@ -380,7 +377,14 @@ class OutsideKeys:
         try:
             if _max_values(text) <= limit:
                 return msgspec.json.decode(text, type=dict[str, Any])
-            known = _decode_known_keys(text, limit)
+            # The keys that stepscope uses; no other is decoded.
+            row = msgspec.json.decode(text, type=_known_keys_type())
+            raws = {key: getattr(row, key) for key in _KNOWN_KEYS}
+            known = {
+                key: msgspec.json.decode(raw)
+                for key, raw in raws.items()
+                if raw and _max_values(bytes(raw)) <= limit
+            }
         except DECODE_ERRORS:
             return None
         lost = f"all but the best known keys around the events (over {limit:,} values)"
@@ -406,17 +410,6 @@ class OutsideKeys:
         from stepscope.trace.formats.json_brackets import repair
 
         return repair(text) if len(text) <= self._limits.event_bytes else text
-
-
-def _decode_known_keys(text: bytes, max_values: int) -> dict[str, Any]:
-    """The keys that stepscope uses; no other is decoded."""
-    row = msgspec.json.decode(text, type=_known_keys_type())
-    raws = {key: getattr(row, key) for key in _KNOWN_KEYS}
-    return {
-        key: msgspec.json.decode(raw)
-        for key, raw in raws.items()
-        if raw and _max_values(bytes(raw)) <= max_values
-    }
 
 
 @cache

@@ -8,14 +8,14 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.quality import MAX_EVENT_BYTES, MAX_RANKS, Note
 from stepscope.records.trace import ABSENT, Device, Trace
 from stepscope.text import figures
 from stepscope.text.words import counted, plural
-from stepscope.trace.files import NAME_CHARACTERS, ByteSource, Limits, read_head
+from stepscope.trace.files import NAME_CHARACTERS, ByteSource, Limits, Progress, read_head
 from stepscope.trace.formats.columns import Collector, Facts, assemble
 from stepscope.trace.formats.decode_events import Losses, decode_events
 from stepscope.trace.formats.events import Event, ExactEvent, accelerator_family
@@ -27,9 +27,6 @@ from stepscope.trace.formats.plausible_values import (
     is_whole,
     plausible_groups,
 )
-
-if TYPE_CHECKING:
-    from stepscope.trace.files import Progress
 
 NAME = "kineto"
 _WHOLE = re.compile(r"-?[0-9]{1,18}")

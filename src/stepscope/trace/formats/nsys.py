@@ -9,20 +9,17 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.quality import MAX_EVENT_BYTES, MAX_RANKS, Note
 from stepscope.records.trace import ABSENT, Device, Trace
 from stepscope.text.words import counted
-from stepscope.trace.files import unreadable_error
+from stepscope.trace.files import Progress, unreadable_error
 from stepscope.trace.formats.columns import Collector, Facts, assemble
 from stepscope.trace.formats.nsys_tables import LATEST_NS, UNNAMED, NsysTables, holds_events
 from stepscope.trace.formats.plausible_values import MAX_DEVICES, OddValues, is_whole
 from stepscope.trace.formats.sqlite import MAX_CHARACTERS, Database
-
-if TYPE_CHECKING:
-    from stepscope.trace.files import Progress
 
 # Tables and columns differ by version and by what was traced, so only those that exist are read.
 
@@ -43,7 +40,17 @@ def read_nsys(path: Path, progress: Progress | None = None) -> Trace:
         tables = NsysTables(database)
         tables.read()
         _refuse_empty(path, database, tables)
-        facts = describe_export(database, tables)
+        # Its rank is unknown if several processes share the export.
+        ranks = {} if len(tables.processes()) > 1 else _rank_variables(database)
+        product = database.records("META_DATA_EXPORT", "name", "value")
+        facts = Facts(
+            kind="cuda",
+            rank=ranks.get("RANK"),
+            world_size=ranks.get("WORLD_SIZE"),
+            devices=_devices(database, tables.columns.odd),
+            base_ns=_session_start(database, tables.columns),
+            others={name: str(value) for name, value in product if name in _PRODUCT},
+        )
     return assemble(
         path=str(path),
         source=NAME,
@@ -166,20 +173,6 @@ def _notes(database: Database, tables: NsysTables) -> Iterator[Note]:
 _PRODUCT = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 _RANK_VARIABLE = re.compile(r'(RANK|WORLD_SIZE)="?(\d{1,9})"?')
 _ABSOLUTE_FROM_NS = 10**18  # 2001; `nsys export --ts-normalize` has added the start already
-
-
-def describe_export(database: Database, tables: NsysTables) -> Facts:
-    """Its rank is unknown if several processes share the export."""
-    ranks = {} if len(tables.processes()) > 1 else _rank_variables(database)
-    product = database.records("META_DATA_EXPORT", "name", "value")
-    return Facts(
-        kind="cuda",
-        rank=ranks.get("RANK"),
-        world_size=ranks.get("WORLD_SIZE"),
-        devices=_devices(database, tables.columns.odd),
-        base_ns=_session_start(database, tables.columns),
-        others={name: str(value) for name, value in product if name in _PRODUCT},
-    )
 
 
 def _rank_variables(database: Database) -> dict[str, int]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.quality import MAX_EVENT_BYTES
-from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Int32, Int64
 from stepscope.trace import links
 from stepscope.trace.formats.columns import Codes, Collector
 from stepscope.trace.formats.decode_events import Losses
@@ -25,11 +26,6 @@ from stepscope.trace.formats.plausible_values import (
     is_whole,
 )
 from stepscope.trace.formats.sqlite import ANY, TIMES, Database, TableRows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Int32, Int64
 
 LATEST_NS = LIMIT_NS // 2  # still a time after the session's start was added
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
@@ -81,23 +77,6 @@ class NsysTables:
         }
 
     def read(self) -> None:
-        self._read_kernels()
-        self._read_device("MEMCPY", DeviceKind.MEMCPY, _COPY, self._copy_names)
-        self._read_device("MEMSET", DeviceKind.MEMSET, _SET, self._memset_names)
-        self._read_graphs()
-        for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER"):
-            self._read_calls(table, HostKind.RUNTIME)
-        self._read_calls(_OVERHEAD, HostKind.OVERHEAD)
-        self._read_waits()
-        self._read_ranges()
-        self._read_thread_names()
-
-    def processes(self) -> list[int]:
-        """The processes that did device work; if none did, all that were recorded."""
-        busy = sorted(process & _MAX_ID for process in self._busy if process >= 0)
-        return busy or sorted({pid for pid, _ in self.columns.lanes})
-
-    def _read_kernels(self) -> None:
         have = self._database.columns(f"{_CUPTI}KERNEL")
         column = next((n for n in _KERNEL_NAMES if n.lower() in have), _KERNEL_NAMES[0])
         self._read_device(
@@ -106,6 +85,22 @@ class NsysTables:
             _GRID | {column: ANY},
             lambda rows: self._string_codes(rows[column]),
         )
+        self._read_device("MEMCPY", DeviceKind.MEMCPY, _COPY, self._copy_names)
+        self._read_device("MEMSET", DeviceKind.MEMSET, _SET, self._memset_names)
+        self._read_graphs()
+        for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER"):
+            self._read_calls(table, HostKind.RUNTIME)
+        self._read_calls(_OVERHEAD, HostKind.OVERHEAD)
+        self._read_waits()
+        self._read_ranges()
+        for name, thread in self._database.records("ThreadNames", "nameId", "globalTid"):
+            if is_whole(thread, ANY):
+                self.columns.thread_names[_lane(thread)] = self._strings.get(name, "")
+
+    def processes(self) -> list[int]:
+        """The processes that did device work; if none did, all that were recorded."""
+        busy = sorted(process & _MAX_ID for process in self._busy if process >= 0)
+        return busy or sorted({pid for pid, _ in self.columns.lanes})
 
     def _read_graphs(self) -> None:
         """Whole graphs, if the work inside them was not recorded node by node."""
@@ -170,11 +165,19 @@ class NsysTables:
             yield batch
 
     def _add_device(self, rows: TableRows, kind: DeviceKind, name: Int32) -> None:
+        # The machine's numbers of the GPUs; a process may see only some, counted from zero.
+        device = rows["deviceId"]
+        pid = (rows["globalPid"] >> 24) & _MAX_ID
+
+        def numbers(keys: list[int]) -> Int64:
+            pairs = ((key >> 24, (key & _MAX_ID) - 1) for key in keys)
+            return np.array([self._gpus.get(pair, pair[1]) for pair in pairs], dtype=np.int64)
+
         self.columns.device.add(
             kind=_repeated(kind, len(rows), np.int8),
             name=name,
             lane=_repeated(ABSENT, len(rows), np.int32),
-            device=self._device_ids(rows),
+            device=_int32(_by_distinct(pid << 24 | (device + 1), numbers)),
             stream=_int32(rows["streamId"]),
             start_ns=rows["start"],
             dur_ns=rows["end"] - rows["start"],
@@ -238,11 +241,6 @@ class NsysTables:
             dur_ns=rows["end"] - rows["start"],
         )
 
-    def _read_thread_names(self) -> None:
-        for name, thread in self._database.records("ThreadNames", "nameId", "globalTid"):
-            if is_whole(thread, ANY):
-                self.columns.thread_names[_lane(thread)] = self._strings.get(name, "")
-
     def _timed(self, rows: TableRows) -> TableRows:
         """The rows with a usable start and duration; the others are counted."""
         start, end = rows["start"], rows["end"]
@@ -275,17 +273,6 @@ class NsysTables:
             return np.array([self._processes[key] if key >= 0 else 0 for key in keys], np.int64)
 
         return _by_distinct(process, codes) << 32
-
-    def _device_ids(self, rows: TableRows) -> Int32:
-        """The machine's numbers of the GPUs; a process may see only some, counted from zero."""
-        device = rows["deviceId"]
-        pid = (rows["globalPid"] >> 24) & _MAX_ID
-
-        def numbers(keys: list[int]) -> Int64:
-            pairs = ((key >> 24, (key & _MAX_ID) - 1) for key in keys)
-            return np.array([self._gpus.get(pair, pair[1]) for pair in pairs], dtype=np.int64)
-
-        return _int32(_by_distinct(pid << 24 | (device + 1), numbers))
 
     def _lane_codes(self, thread: Int64) -> Int32:
         codes = _by_distinct(thread, lambda keys: self.columns.lanes.encode([*map(_lane, keys)]))

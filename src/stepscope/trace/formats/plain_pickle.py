@@ -81,7 +81,23 @@ def load_plain(data: bytes, name: str) -> tuple[Any, int]:
             "(max_entries)"
         )
     if nested:
-        _check_tuples(data, name)
+        no_limit = [len(data)] * 256  # memo indices were checked before
+
+        def after(at: int) -> int:
+            further = _STEP[data[at]]
+            if further == _SHORT:
+                return at + 2 + data[at + 1]
+            if further or data[at] in _TUPLES:
+                return at + (further or 1)
+            if data[at] == _FRAME:
+                return at + 9
+            return _next_opcode(data, at, data[at], no_limit, name)
+
+        if largest_tuple(data, after) > _LARGEST_TUPLE:
+            raise UnreadableInputError(
+                f"{name} is a pickle, but not a memory snapshot: a tuple in it holds more than "
+                f"{_LARGEST_TUPLE:,} parts"
+            )
     with _no_collector():
         try:
             return _Plain(io.BytesIO(data)).load(), sum(counts[code] for code in _DICTS)
@@ -134,26 +150,6 @@ def _scan(data: bytes, name: str) -> tuple[list[int], bool]:
         raise UnreadableInputError(
             f"{name} is a pickle that ends early (byte {len(data):,}): was it copied whole?"
         ) from None
-
-
-def _check_tuples(data: bytes, name: str) -> None:
-    no_limit = [len(data)] * 256  # memo indices were checked before
-
-    def after(at: int) -> int:
-        further = _STEP[data[at]]
-        if further == _SHORT:
-            return at + 2 + data[at + 1]
-        if further or data[at] in _TUPLES:
-            return at + (further or 1)
-        if data[at] == _FRAME:
-            return at + 9
-        return _next_opcode(data, at, data[at], no_limit, name)
-
-    if largest_tuple(data, after) > _LARGEST_TUPLE:
-        raise UnreadableInputError(
-            f"{name} is a pickle, but not a memory snapshot: a tuple in it holds more than "
-            f"{_LARGEST_TUPLE:,} parts"
-        )
 
 
 def _next_opcode(data: bytes, at: int, opcode: int, counts: list[int], name: str) -> int:
@@ -281,7 +277,10 @@ class _SizeStack:
         elif opcode == _DUP:
             stack.append(stack[-1])
         elif opcode == _POP:
-            self._pop()
+            if self._marks and self._marks[-1] == len(self._stack):
+                self._marks.pop()
+            else:
+                self._stack.pop()
 
     def _close(self, opcode: int) -> None:
         items = self._cut(self._marks.pop())
@@ -289,12 +288,6 @@ class _SizeStack:
             self._tuple(items)
         elif opcode in _MAKES_CONTAINER:
             self._stack.append(1)
-
-    def _pop(self) -> None:
-        if self._marks and self._marks[-1] == len(self._stack):
-            self._marks.pop()
-        else:
-            self._stack.pop()
 
     def _cut(self, start: int) -> list[int]:
         if start < 0:

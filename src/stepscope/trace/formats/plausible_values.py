@@ -8,20 +8,16 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation, Overflow
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.quality import MAX_EVENT_BYTES, MAX_RANKS, Note, replace_invalid
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Columns, Int64
 from stepscope.text.words import counted
 from stepscope.trace.decode import DECODE_ERRORS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Columns, Int64
 
 # Code after this point trusts its columns: sizes and counts fit their meaning, their sums fit 64
 # bits, and the text of a shape, a dtype or a grid decodes to what its name says.

@@ -7,28 +7,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.errors import UnreadableInputError
 from stepscope.records.memory import ACTIONS, BLOCK_STATES, Blocks, History, Segments, Snapshot
 from stepscope.records.quality import MAX_EVENT_BYTES, replace_invalid
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Flags, Int8, Int64
 from stepscope.text import figures
 from stepscope.trace.files import is_pickle, read_head, reading
 from stepscope.trace.formats.plain_pickle import load_plain
 from stepscope.trace.formats.plausible_values import OddValues
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Flags, Int8, Int64
-
-    Dicts = list[dict[str, Any]]
-    Place = Callable[[int], str]
-    Frame = tuple[str, int, str]
+Dicts = list[dict[str, Any]]
+Place = Callable[[int], str]
+Frame = tuple[str, int, str]
 
 #     {"segments": [{"address", "total_size", "device", "blocks": [{"size", "state", "frames"}]}],
 #      "device_traces": [[{"action", "addr", "size", "time_us", "frames"}]]}
@@ -94,7 +90,10 @@ class _SnapshotReader:
             raise self._misshapen("there are no 'segments' in it")
         segments, blocks = self._segments(self._dicts(root["segments"], "segments"))
         histories = tuple(self._histories(root.get("device_traces") or []))
-        self._check_anything_left(segments, histories)
+        known = any((history.action != _UNKNOWN_ACTION).any() for history in histories)
+        notes = self._odd.notes()
+        if notes and not known and not len(segments):
+            raise self._misshapen(f"nothing in it can be used ({notes[0].detail})")
         return Snapshot(
             path=self._name,
             segments=segments,
@@ -104,12 +103,6 @@ class _SnapshotReader:
             unknown_actions=tuple(sorted(self._unknown)),
             quality=self._odd.notes(),
         )
-
-    def _check_anything_left(self, segments: Segments, histories: tuple[History, ...]) -> None:
-        known = any((history.action != _UNKNOWN_ACTION).any() for history in histories)
-        notes = self._odd.notes()
-        if notes and not known and not len(segments):
-            raise self._misshapen(f"nothing in it can be used ({notes[0].detail})")
 
     def _misshapen(self, why: str) -> UnreadableInputError:
         return UnreadableInputError(f"{self._name} is a pickle, but not a memory snapshot: {why}")
@@ -187,16 +180,17 @@ class _SnapshotReader:
         )
         blocks = self._blocks(listed, segments)
         usable = (device >= 0) & (segments.address >= 0) & (segments.total_bytes >= 0)
-        usable &= ~self._overfull(segments, blocks, usable)
-        usable &= ~self._overlapping(segments, usable)
-        return _usable_rows(segments, blocks, usable)
-
-    def _overfull(self, segments: Segments, blocks: Blocks, usable: NDArray[Any]) -> NDArray[Any]:
         filled = np.zeros(len(segments), np.int64)
         np.add.at(filled, blocks.segment, blocks.size_bytes)
         overfull = usable & (filled > segments.total_bytes)
         self._count_segments("blocks larger than their segment", filled, overfull)
-        return overfull
+        usable &= ~overfull
+        usable &= ~self._overlapping(segments, usable)
+        if usable.all():
+            return segments, blocks
+        new_row = (np.cumsum(usable) - 1).astype(np.int32)
+        left = _select(blocks, usable[blocks.segment])
+        return _select(segments, usable), replace(left, segment=new_row[left.segment])
 
     def _overlapping(self, segments: Segments, usable: NDArray[Any]) -> NDArray[Any]:
         """Segments that begin inside another of the same device."""
@@ -310,14 +304,6 @@ def _is_private(segment: dict[str, Any]) -> bool:
     """Whether the segment names a pool other than the shared one, which is (0, 0)."""
     pool = segment.get("segment_pool_id")
     return isinstance(pool, (tuple, list)) and any(number != 0 for number in pool)
-
-
-def _usable_rows(segments: Segments, blocks: Blocks, usable: Flags) -> tuple[Segments, Blocks]:
-    if usable.all():
-        return segments, blocks
-    place = (np.cumsum(usable) - 1).astype(np.int32)
-    left = _select(blocks, usable[blocks.segment])
-    return _select(segments, usable), replace(left, segment=place[left.segment])
 
 
 def _select(table: _Table, rows: Flags) -> _Table:

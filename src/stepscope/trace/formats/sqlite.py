@@ -14,18 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from stepscope.records.trace import ABSENT
+from stepscope.records.trace import ABSENT, Flags, Int64
+from stepscope.trace.files import Progress
 from stepscope.trace.formats.plausible_values import INVALID_NS, OddValues
-
-if TYPE_CHECKING:
-    from stepscope.records.trace import Flags, Int64
-    from stepscope.trace.files import Progress
-
 
 BATCH_ROWS = 20_000
 TIMES = ("start", "end")  # absent values are INVALID_NS here and ABSENT in other columns
@@ -108,7 +104,14 @@ class Database:
         address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         self._connection = sqlite3.connect(address, uri=True)
         try:
-            self._restrict()
+            # Allow SQLite to read plain tables and nothing else.
+            self._connection.text_factory = self._decode_text
+            for limit, most in _LIMITS.items():
+                self._connection.setlimit(limit, most)
+            for pragma in _PRAGMAS:
+                self._connection.execute(f"PRAGMA {pragma}")
+            self._connection.set_authorizer(_authorize)
+            self._connection.set_progress_handler(self._gives_up, _OPERATIONS_AT_ONCE)
             self.tables, self.computed = self._list_tables()
         except sqlite3.Error:
             self.close()
@@ -161,12 +164,22 @@ class Database:
             columns = {}
             for name, column in zip(names, values, strict=True):
                 place = _BatchColumn(table, name, first)
-                numbers = _whole_numbers(column, place, odd)
+                numbers = np.empty(len(column), np.int64)
+                try:
+                    struct.pack_into(f"{len(column)}q", numbers.data, 0, *column)
+                except struct.error:
+                    missing = _missing(place.column)
+                    numbers[:] = [value if isinstance(value, int) else missing for value in column]
+                    wrong = [at for at, value in enumerate(column) if not isinstance(value, int)]
+                    odd.add(str(place), len(wrong), column[wrong[0]], place.row(wrong[0]))
                 columns[name] = _limited(numbers, wanted[name], place, odd)
             count = len(values[0])
             yield TableRows(count, columns, texts)
             first += count
-            self._report(count)
+            self._rows_read += count
+            if self._progress and self._all_rows:
+                share = min(1.0, self._rows_read / self._all_rows)
+                self._progress(int(self._size_bytes * share), self._size_bytes)
 
     def _values(
         self, table: str, names: list[str], text: str | None
@@ -213,16 +226,6 @@ class Database:
             return last or 0, [_NUMBERS.decode(text) for text in texts]
         except (*_FAILURES, msgspec.DecodeError):
             return None
-
-    def _restrict(self) -> None:
-        """Allow SQLite to read plain tables and nothing else."""
-        self._connection.text_factory = self._decode_text
-        for limit, most in _LIMITS.items():
-            self._connection.setlimit(limit, most)
-        for pragma in _PRAGMAS:
-            self._connection.execute(f"PRAGMA {pragma}")
-        self._connection.set_authorizer(_authorize)
-        self._connection.set_progress_handler(self._gives_up, _OPERATIONS_AT_ONCE)
 
     def _decode_text(self, text: bytes) -> str:
         self._text_bytes_left -= len(text)
@@ -289,12 +292,6 @@ class Database:
             if rows:
                 yield rows
 
-    def _report(self, rows: int) -> None:
-        self._rows_read += rows
-        if self._progress and self._all_rows:
-            share = min(1.0, self._rows_read / self._all_rows)
-            self._progress(int(self._size_bytes * share), self._size_bytes)
-
 
 def _find_log(path: Path) -> str | None:
     """The name of a log that a writer left: it is not read, so the file may lack rows."""
@@ -337,18 +334,6 @@ def _number_or_text(name: str) -> str:
 
 def _missing(column: str) -> int:
     return int(INVALID_NS) if column in TIMES else ABSENT
-
-
-def _whole_numbers(values: Sequence[Any], place: _BatchColumn, odd: OddValues) -> Int64:
-    numbers = np.empty(len(values), np.int64)
-    try:
-        struct.pack_into(f"{len(values)}q", numbers.data, 0, *values)
-    except struct.error:
-        missing = _missing(place.column)
-        numbers[:] = [value if isinstance(value, int) else missing for value in values]
-        wrong = [at for at, value in enumerate(values) if not isinstance(value, int)]
-        odd.add(str(place), len(wrong), values[wrong[0]], place.row(wrong[0]))
-    return numbers
 
 
 def _limited(numbers: Int64, most: int, place: _BatchColumn, odd: OddValues) -> Int64:

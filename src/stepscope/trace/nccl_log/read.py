@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec import convert
 
@@ -26,15 +26,12 @@ from stepscope.records.nccl import (
     Ring,
     Tree,
 )
-from stepscope.trace.files import ByteSource
+from stepscope.trace.files import ByteSource, Progress
 from stepscope.trace.nccl_log import lines as forms
 from stepscope.trace.nccl_log.lines import CHOICE, NET, OWN_KERNEL, split_lines, to_text
 
-if TYPE_CHECKING:
-    from stepscope.trace.files import Progress
-
-    _LinkKey = tuple[int, int | None, int, str]
-    _Chosen = tuple[str | None, int, str, str, int | None, int | None]
+_LinkKey = tuple[int, int | None, int, str]
+_Chosen = tuple[str | None, int, str, str, int | None, int | None]
 
 _MOST_WARNINGS = 512
 _MOST_FACTS = 64
@@ -91,7 +88,13 @@ class _NcclLogReader:
             line = forms.ANSI.sub(b"", line)
         prefixed = forms.split_prefix(line)
         if prefixed is None:
-            self._without_prefix(line)
+            # With NCCL_DEBUG=VERSION, and in older versions, the version has a line without prefix.
+            if match := forms.VERSION.match(to_text(line[: forms.SEARCHED_BYTES]).strip()):
+                self._note_version(_version(match))
+            elif b"NCCL INFO" in line or b"NCCL WARN" in line:
+                self._damaged += 1
+            else:
+                self._foreign += 1
             return
         host, pid, thread, device, source, level, text = prefixed
         process = self._processes.get((host, pid)) or self._new_process(host, pid, device)
@@ -114,15 +117,6 @@ class _NcclLogReader:
         process = ProcessBuilder(len(self._processes), to_text(host), int(pid), int(device))
         self._processes[host, pid] = process
         return process
-
-    def _without_prefix(self, line: bytes) -> None:
-        """With NCCL_DEBUG=VERSION, and in older versions, the version has a line without prefix."""
-        if match := forms.VERSION.match(to_text(line[: forms.SEARCHED_BYTES]).strip()):
-            self._note_version(_version(match))
-        elif b"NCCL INFO" in line or b"NCCL WARN" in line:
-            self._damaged += 1
-        else:
-            self._foreign += 1
 
     def _warning(self, process: ProcessBuilder, number: int, source: str, text: str) -> None:
         key = (process.index, source, text)

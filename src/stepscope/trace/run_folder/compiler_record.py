@@ -22,6 +22,7 @@ from stepscope.records.compiled import (
     CompilerRecord,
     GraphBreak,
 )
+from stepscope.records.dtypes import BY_NAME
 from stepscope.records.quality import Note
 from stepscope.records.source_lines import Place
 from stepscope.trace.decode import Oddities, read_row_batches
@@ -263,22 +264,6 @@ def _hint(reason: str) -> str:
 
 GRAPHS = "graphs.jsonl"
 _MAX_CAPTURE_BYTES = 256 << 20  # of one capture, unpacked
-# Torch's names of dtypes: the profiler's.
-_DTYPES = {
-    "float64": "double",
-    "float32": "float",
-    "float16": "c10::Half",
-    "bfloat16": "c10::BFloat16",
-    "float8_e4m3fn": "c10::Float8_e4m3fn",
-    "float8_e5m2": "c10::Float8_e5m2",
-    "int64": "long int",
-    "int32": "int",
-    "int16": "short",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "complex64": "c10::complex<float>",
-    "complex128": "c10::complex<double>",
-}
 _Row = tuple[str, list[Any], list[str], list[str], bool]
 
 
@@ -345,7 +330,7 @@ def _operator(
     return CapturedOperator(
         name=name,
         shapes=shapes,
-        dtypes=[_DTYPES.get(dtype, dtype) for dtype in dtypes],
+        dtypes=[BY_NAME[dtype].profiler[0] if dtype in BY_NAME else dtype for dtype in dtypes],
         concrete=concrete,
         backward=backward,
     )

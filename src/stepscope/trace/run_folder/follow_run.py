@@ -10,10 +10,10 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
 from stepscope.records.folders import STEPS_FILE, ProcessIdentity, State, part_number, process_state
@@ -26,10 +26,7 @@ from stepscope.trace.run_folder.run_state import RUN, is_run_folder
 from stepscope.trace.run_folder.run_times import read_run_times, stamp_of
 from stepscope.trace.run_folder.step_files import STEP_LINE_FIELDS, StepLine, read_part, step_rows
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 # Follow a rank's steps while the job writes them: each line is read once, and memory is bounded.
 #
@@ -89,7 +86,15 @@ class StepFollower:
     def read(self) -> StepsSoFar:
         """Take in what was written since the last time."""
         for _ in range(_ROUNDS):
-            self._read_parts()
+            new = sorted(self._list_parts() - self._parts)
+            for name in new:
+                try:
+                    self._take(_fill_in(read_part(self._folder / name)))
+                except UnreadableInputError:
+                    self._unread += 1
+            if new:
+                self._parts |= set(new)
+                self._offset = 0  # steps that are in the part as well do not count twice
             self._read_tail()
             if self._list_parts() <= self._parts:
                 break
@@ -111,17 +116,6 @@ class StepFollower:
         except UnreadableInputError:  # it was removed
             return self._parts
         return frozenset(name for name in names if part_number(name) is not None)
-
-    def _read_parts(self) -> None:
-        new = sorted(self._list_parts() - self._parts)
-        for name in new:
-            try:
-                self._take(_fill_in(read_part(self._folder / name)))
-            except UnreadableInputError:
-                self._unread += 1
-        if new:
-            self._parts |= set(new)
-            self._offset = 0  # steps that are in the part as well do not count twice
 
     def _read_tail(self) -> None:
         try:
@@ -160,7 +154,10 @@ class StepFollower:
         rows = rows[:, rows[0] > highest[:-1]]
         if not rows.shape[1]:
             return
-        _drop_long_phases(rows)
+        # Phases that are longer than their step count as not captured.
+        places = np.array([_FIELDS[f"{phase}_ns"] for phase in ALL_PHASES])
+        long = np.flatnonzero(rows[places].sum(axis=0) > rows[_FIELDS["wall_ns"]])
+        rows[np.ix_(places, long)] = 0
         window = rows[_FIELDS["window"]] != 0
         before = np.concatenate(([self._in_window], window[:-1]))
         self._windows += int((window & ~before).sum())
@@ -190,13 +187,6 @@ class StepFollower:
             chosen = _chosen(self._rows[0, : self._kept], self._halvings)
             self._rows = self._rows[:, : self._kept][:, chosen]
             self._kept = self._rows.shape[1]
-
-
-def _drop_long_phases(rows: Ints) -> None:
-    """Phases that are longer than their step count as not captured."""
-    places = np.array([_FIELDS[f"{phase}_ns"] for phase in ALL_PHASES])
-    long = np.flatnonzero(rows[places].sum(axis=0) > rows[_FIELDS["wall_ns"]])
-    rows[np.ix_(places, long)] = 0
 
 
 def _chosen(numbers: Ints, halvings: int) -> NDArray[np.bool_]:
@@ -300,7 +290,16 @@ class FollowedRun(msgspec.Struct, frozen=True, kw_only=True):
 def choose_run(named: str | None) -> Path:
     """The folder that the user named, or the newest one under stepscope-runs."""
     if named is None:
-        return _newest_run(Path(HOME))
+        # By the time in its name, or for a run that is named by its job, by that of run.json.
+        home = Path(HOME)
+        with contextlib.suppress(StepscopeError):
+            runs = [path for path in list_folder(home) if path.is_dir()]
+            if runs:
+                return max(runs, key=lambda run: (_last_known_s(run), run.name))
+        raise UsageError(
+            f"this folder has no run under {home}",
+            "name a run folder: stepscope top RUN",
+        )
     if "://" in named:
         raise UsageError(f"{named}: top follows a run folder on this machine, not a URL")
     folder = Path(named)
@@ -315,18 +314,6 @@ def choose_run(named: str | None) -> Path:
 
 
 _EXPECTED = "top takes the run folder that `stepscope run` writes, such as stepscope-runs/..."
-
-
-def _newest_run(home: Path) -> Path:
-    """By the time in its name, or for a run that is named by its job, by that of run.json."""
-    with contextlib.suppress(StepscopeError):
-        runs = [path for path in list_folder(home) if path.is_dir()]
-        if runs:
-            return max(runs, key=lambda run: (_last_known_s(run), run.name))
-    raise UsageError(
-        f"this folder has no run under {home}",
-        "name a run folder: stepscope top RUN",
-    )
 
 
 def _last_known_s(run: Path) -> float:

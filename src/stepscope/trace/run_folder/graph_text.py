@@ -8,28 +8,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from stepscope.records.compiled import GraphOperator
+from stepscope.records.dtypes import BY_GRAPH_NAME
 from stepscope.records.source_lines import Place
 
-# Names of dtypes in a printed graph: the profiler's name, and bytes.
-_DTYPES = {
-    "f64": ("double", 8),
-    "f32": ("float", 4),
-    "f16": ("c10::Half", 2),
-    "bf16": ("c10::BFloat16", 2),
-    "f8e4m3fn": ("c10::Float8_e4m3fn", 1),
-    "f8e5m2": ("c10::Float8_e5m2", 1),
-    "f8e4m3fnuz": ("c10::Float8_e4m3fnuz", 1),
-    "f8e5m2fnuz": ("c10::Float8_e5m2fnuz", 1),
-    "f8e8m0fnu": ("c10::Float8_e8m0fnu", 1),
-    "i64": ("long int", 8),
-    "i32": ("int", 4),
-    "i16": ("short", 2),
-    "i8": ("signed char", 1),
-    "u8": ("unsigned char", 1),
-    "b8": ("bool", 1),
-    "c64": ("c10::complex<float>", 8),
-    "c128": ("c10::complex<double>", 16),
-}
 _TENSOR = r'"(?P<dtype>\w+)\[(?P<dims>[^\]]*)\][^"]*"'
 _PLACEHOLDER = re.compile(rf"(?P<node>\w+)\s*:\s*{_TENSOR}")
 _NODE = re.compile(
@@ -141,12 +122,13 @@ def _operator(
 
 
 def _value(match: re.Match[str]) -> _Value:
-    dtype, item_bytes = _DTYPES.get(match["dtype"], ("", None))
+    known = BY_GRAPH_NAME.get(match["dtype"])
+    dtype = known.profiler[0] if known else ""
     words = [word.strip() for word in match["dims"].split(",") if word.strip()]
     dims = [int(word) for word in words if word.isdecimal() and len(word) < 19]
     if len(dims) != len(words):
         return _Value(None, dtype, None)
-    return _Value(dims, dtype, math.prod(dims) * item_bytes if item_bytes else None)
+    return _Value(dims, dtype, math.prod(dims) * known.item_bytes if known else None)
 
 
 def _inside(line: str, begin: int) -> str:

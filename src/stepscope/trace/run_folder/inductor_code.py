@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.records.compiled import GRAPH_VIEWS, GraphKernel, GraphOperator
+from stepscope.records.dtypes import NAME_BYTES
 from stepscope.trace.run_folder.graph_text import (
     placeholders,
     read_graph,
@@ -30,7 +31,12 @@ def read_kernels(graph_text: str, code: str) -> tuple[GraphKernel, ...]:
     inputs = placeholders(graph_text)
     read = read_code(code, inputs)
     operators = read_graph(graph_text)
-    nodes = find_nodes(operators, returned_nodes(graph_text), read)
+    # Of each call; empty where it cannot be told.
+    returned = returned_nodes(graph_text)
+    join = _Join(operators, read)
+    join.match_returned(returned)
+    join.match_libraries()
+    nodes = join.open_loops()
     kernels = []
     before: frozenset[str] = frozenset()  # tensors of the call before, if it is a loop
     for call, its_nodes in zip(read.calls, nodes, strict=True):
@@ -47,16 +53,6 @@ def read_kernels(graph_text: str, code: str) -> tuple[GraphKernel, ...]:
         )
         before = tensors if is_loop else frozenset()
     return tuple(kernels)
-
-
-def find_nodes(
-    operators: Sequence[GraphOperator], returned: Sequence[str], code: InductorCode
-) -> list[tuple[str, ...]]:
-    """Of each call; empty where it cannot be told."""
-    join = _Join(operators, code)
-    join.match_returned(returned)
-    join.match_libraries()
-    return join.open_loops()
 
 
 class _Join:
@@ -190,10 +186,7 @@ class _Join:
             nodes.append(its)
             assigned.update(its)
             written.update((*call.writes, *call.wholes))
-        return self._with_copies(nodes)
-
-    def _with_copies(self, nodes: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """A loop that only copies into another layout works for the call that reads the copy."""
+        # A loop that only copies into another layout works for the call that reads the copy.
         reader = {
             name: number
             for number, call in reversed(list(enumerate(self._code.calls)))
@@ -303,12 +296,6 @@ class _Join:
 
 # The code that Inductor wrote for a graph: the kernels it calls, and the tensors of each call.
 
-_ITEM_BYTES = {
-    **dict.fromkeys(("float64", "int64", "complex64"), 8),
-    **dict.fromkeys(("float32", "int32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-}
 _ALLOCATED = re.compile(
     r"^\s*(\w+) = empty_strided\w*\(\(([\d, ]*)\), \([^)]*\), (?:device='[^']*', dtype=)?"
     r"torch\.(\w+)"
@@ -506,4 +493,4 @@ def _operator(name: str) -> str | None:
 
 def _bytes(dims: str, dtype: str) -> int:
     numbers = [int(word) for word in dims.split(",") if word.strip()]
-    return math.prod(numbers) * _ITEM_BYTES.get(dtype, 0)
+    return math.prod(numbers) * NAME_BYTES.get(dtype, 0)

@@ -42,7 +42,6 @@ from stepscope.trace.files import MissingFileError, list_folder, may_exist, read
 from stepscope.trace.run_folder.rank_facts import (
     RANK,
     CapturedGroup,
-    CapturedLayout,
     RankFacts,
     decode_facts,
 )
@@ -100,6 +99,14 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
     clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
     lines = read_rows(folder / comms, _RecorderLine, about_comms)
     read = (about_rank, about_clock, about_comms, about_run, about_links)
+    # Every group with all of its ranks.
+    communication = known.get("communication")
+    layout: dict[str, Any] = msgspec.to_builtins(communication) or {}
+    groups = communication.groups if communication is not None else None
+    if isinstance(groups, list):
+        layout["groups"] = [
+            {**_without_ranges(group), "ranks": group.members()} for group in groups
+        ]
     return RankFolder(
         host=known.get("host"),
         network_place=known.get("network_place"),
@@ -109,7 +116,7 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         rounds=tuple(_rounds(clock.syncs, about_clock)),
         keeping=_keeping(clock.host_clock),
         clock_notes=tuple(clock.notes[:_MOST_NOTES]),
-        layout=_layout(known.get("communication")),
+        layout=layout,
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
         data=known.get("data"),
@@ -142,17 +149,6 @@ def read_untraced_folder(folder: Path) -> UntracedFolder:
         links=read_record(folder / LINKS, RankLinks, about_links),
         notes=tuple(note for oddities in about for note in oddities.notes),
     )
-
-
-def _layout(communication: CapturedLayout | None) -> dict[str, Any]:
-    """Every group with all of its ranks."""
-    layout: dict[str, Any] = msgspec.to_builtins(communication) or {}
-    groups = communication.groups if communication is not None else None
-    if isinstance(groups, list):
-        layout["groups"] = [
-            {**_without_ranges(group), "ranks": group.members()} for group in groups
-        ]
-    return layout
 
 
 def _without_ranges(group: CapturedGroup) -> dict[str, Any]:

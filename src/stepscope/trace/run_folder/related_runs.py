@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
+from stepscope.records.comparison import TuneResult
 from stepscope.records.job import SimilarRuns
 from stepscope.records.run import RunOrigin
-from stepscope.records.tuning import TuneResult
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
 from stepscope.trace.files import is_folder, list_folder, may_exist, read_whole
@@ -68,19 +68,17 @@ def find_tune(run: Path, origin: RunOrigin) -> FoundTune | None:
     """The newest tune of the run's command: one that the run is part of, or one beside it."""
     if not origin.command:
         return None
-    around = _around(run)
+    # The tune that made this run: it is the baseline or a trial there.
+    around = [folder for folder in run.absolute().parents[:2] if is_tune_folder(folder)]
     newest = sorted(_beside(run, origin), key=_written, reverse=True)[:_MOST_TUNES]
     for folder in (*around, *newest):
         with contextlib.suppress(UnreadableInputError):
             result = read_tune(folder)
-            if _same_command(result, origin):
+            # The same words, in the same working folder where both are known.
+            same_folder = not result.folder or not origin.folder or result.folder == origin.folder
+            if result.command == origin.command and same_folder:
                 return FoundTune(folder, result, holds_run=folder in around)
     return None
-
-
-def _around(run: Path) -> list[Path]:
-    """The tune that made this run: it is the baseline or a trial there."""
-    return [folder for folder in run.absolute().parents[:2] if is_tune_folder(folder)]
 
 
 def _beside(run: Path, origin: RunOrigin) -> list[Path]:
@@ -102,12 +100,6 @@ def _written(folder: Path) -> float:
         return (folder / TUNE).stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _same_command(result: TuneResult, origin: RunOrigin) -> bool:
-    """The same words, in the same working folder where both are known."""
-    same_folder = not result.folder or not origin.folder or result.folder == origin.folder
-    return result.command == origin.command and same_folder
 
 
 # Runs of the same script beside a run: is it one of a search?

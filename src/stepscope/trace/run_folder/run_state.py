@@ -152,23 +152,27 @@ def _read_rank(folder: Path) -> _RankFile:
     rank, problem = _decode(folder / RANK, _RankFile)
     if rank is None:
         rank = _RankFile(status="unreadable", problems=[problem or f"{RANK} was not written"])
-    return replace(rank, folder=folder.name, missing=_missing_parts(folder, rank))
-
-
-def _missing_parts(folder: Path, rank: _RankFile) -> dict[str, str]:
-    """A rank that was not chosen for a trace does not lack one."""
+    # A rank that was not chosen for a trace does not lack one.
     missing = unwritten_parts(rank.problems)
     if not rank.trace.chosen or any(folder.glob("trace*.json*")):
         missing.pop(TRACE, None)
     elif TRACE not in missing:
         missing[TRACE] = "; ".join(rank.problems)
-    return missing
+    return replace(rank, folder=folder.name, missing=missing)
 
 
 def _state_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:
     """Whether the run was closed; without run.json, a script captured itself: see the ranks."""
     if run is None:
-        return _unclosed_ranks(ranks)
+        states = _open_states(ranks)
+        if not states:
+            return None
+        if set(states) == {"running"}:
+            return Note(
+                id="still-running",
+                detail="its processes are still running, so more steps may follow",
+            )
+        return Note(id="not-closed", detail=f"the run was not closed{_rank_words(ranks)}")
     if run.status == "handed over":
         return Note(
             id="not-closed",
@@ -284,17 +288,6 @@ def signal_name(code: int) -> str | None:
         return signal.Signals(code - 128).name
     except ValueError:
         return None
-
-
-def _unclosed_ranks(ranks: Sequence[_RankFile]) -> Note | None:
-    states = _open_states(ranks)
-    if not states:
-        return None
-    if set(states) == {"running"}:
-        return Note(
-            id="still-running", detail="its processes are still running, so more steps may follow"
-        )
-    return Note(id="not-closed", detail=f"the run was not closed{_rank_words(ranks)}")
 
 
 def _missing_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,16 +41,13 @@ from stepscope.records.quality import (
     StampNs,
     StepNumber,
 )
-from stepscope.records.rank import ALL_PHASES, StepColumns
+from stepscope.records.rank import ALL_PHASES, Ints, StepColumns, StepFlags
 from stepscope.text import figures
 from stepscope.text.words import counted
 from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record, read_row_batches
 from stepscope.trace.files import LineFile, list_folder, read_whole
 
-if TYPE_CHECKING:
-    from stepscope.records.rank import Ints, StepFlags
-
-    Chunk = dict[str, Ints]
+Chunk = dict[str, Ints]
 
 MAX_STEPS = 20_000_000  # lines of steps.jsonl; those of older captures are not packed
 MAX_STEPS_BYTES = 8 << 30
@@ -90,7 +87,9 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
     `oddities` says so.
     """
     # The tail first: steps that a running job packs meanwhile are then in both, and count once.
-    tail = _read_tail(folder / STEPS_FILE, oddities)
+    lines = LineFile((folder / STEPS_FILE), max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
+    batches = read_row_batches(lines, StepLine, oddities)
+    tail = [_to_chunk(rows) for rows in batches if rows]
     parts = _read_parts(folder, oddities)
     packed = sum(len(chunk[STEP]) for chunk in parts)
     chunks = parts + tail
@@ -103,18 +102,19 @@ def read_step_columns(folder: Path, oddities: Oddities) -> StepColumns | None:
         columns.setdefault(name, np.zeros(len(columns[STEP]), np.int64))
     steps = _to_record(columns)
     _note_gaps(steps.number, oddities)
-    _note_lost_end(steps.number, rank, oddities)
+    # A rank that closed its files counted its steps: fewer in the files were lost later.
+    seen = int(steps.number[-1]) + 1
+    if rank.status == "finished" and rank.steps > seen:
+        lost = counted(rank.steps - seen, "step")
+        detail = f"the last {lost} of {rank.steps:,} are missing: the file was cut"
+        oddities.also(
+            Note(id="missing-steps", detail=f"{STEPS_FILE}: {detail}", count=rank.steps - seen)
+        )
     _note_clock(steps, oddities)
     return steps
 
 
 # Files -> chunks of raw columns.
-
-
-def _read_tail(file: Path, oddities: Oddities) -> list[Chunk]:
-    lines = LineFile(file, max_lines=MAX_STEPS, max_bytes=MAX_STEPS_BYTES)
-    batches = read_row_batches(lines, StepLine, oddities)
-    return [_to_chunk(rows) for rows in batches if rows]
 
 
 def _read_parts(folder: Path, oddities: Oddities) -> list[Chunk]:
@@ -212,17 +212,6 @@ def _note_gaps(numbers: Ints, oddities: Oddities) -> None:
     where = f"the first gap follows step {after}" if len(gaps) > 1 else f"after step {after}"
     detail = f"{counted(count, 'step')} of {int(numbers[-1]) + 1:,} are missing, {where}"
     oddities.also(Note(id="missing-steps", detail=f"{STEPS_FILE}: {detail}", count=count))
-
-
-def _note_lost_end(numbers: Ints, rank: _CountingRank, oddities: Oddities) -> None:
-    """A rank that closed its files counted its steps: fewer in the files were lost later."""
-    seen = int(numbers[-1]) + 1
-    if rank.status == "finished" and rank.steps > seen:
-        lost = counted(rank.steps - seen, "step")
-        detail = f"the last {lost} of {rank.steps:,} are missing: the file was cut"
-        oddities.also(
-            Note(id="missing-steps", detail=f"{STEPS_FILE}: {detail}", count=rank.steps - seen)
-        )
 
 
 def clock_jumps(steps: StepColumns) -> Ints:
@@ -329,20 +318,17 @@ def _part_column(part: _Part, name: str) -> Ints:
 
 def _decode_part(file: Path) -> _Part:
     try:
-        part = decode(_decompress(read_whole(file)), _Part)
+        data = read_whole(file)
+        unpack = zlib.decompressobj(wbits=31)
+        text = unpack.decompress(data, _MAX_TEXT_BYTES)
+        if not unpack.eof:
+            raise UnreadableInputError("it ends early")
+        part = decode(text, _Part)
     except (NotJsonError, zlib.error) as error:
         raise UnreadableInputError(str(error)) from None
     if part.schema != PACKED_SCHEMA:
         raise UnreadableInputError(f"a newer stepscope wrote it (schema {part.schema})")
     return part
-
-
-def _decompress(data: bytes) -> bytes:
-    unpack = zlib.decompressobj(wbits=31)
-    text = unpack.decompress(data, _MAX_TEXT_BYTES)
-    if not unpack.eof:
-        raise UnreadableInputError("it ends early")
-    return text
 
 
 def _require_whole(columns: dict[str, Ints], steps: int) -> None:

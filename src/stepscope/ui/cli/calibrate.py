@@ -327,7 +327,7 @@ def _conclude_laboratory(raw: dict[str, Any], html: Path | None, as_json: bool) 
 
 
 def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
-    from stepscope.predict.collective_algorithms import compare_algorithms, hop_of_line
+    from stepscope.predict.collective_times import compare_algorithms, hop_of_line
     from stepscope.records.folders import node_name
     from stepscope.trace.machine_profiles import find_profile
 

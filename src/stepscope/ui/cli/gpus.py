@@ -49,9 +49,9 @@ def command(
 
     PATHS are a run folder, a trace or a folder of traces.
     """
-    from stepscope.predict.compare_gpus import compare_gpus, table_gpus
     from stepscope.predict.declaration import Refused
     from stepscope.predict.other_gpu.gpu import find_gpu
+    from stepscope.predict.other_gpu.step import compare_gpus, table_gpus
     from stepscope.ui.api import open_bench
     from stepscope.ui.topics.gpus import comparison_json, read_prices
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup, escape
 
@@ -62,8 +61,7 @@ _ROOF_NAME = 170.0
 _SLOPE_STEP = 8.0  # width of the boxes that cover the slope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchRoofline:
+class BenchRoofline(NamedTuple):
     """The same picture twice, for wide and for narrow windows."""
 
     wide: Markup
@@ -74,8 +72,7 @@ class BenchRoofline:
     left_out: tuple[str, ...]  # names of workloads whose FLOPs or bytes are not known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spot:
+class _Spot(NamedTuple):
     key: str
     name: str
     color: int
@@ -101,17 +98,9 @@ def draw_bench_roofline(
     if not spots:
         return None
     drawn = {spot.key for spot in spots}
-    pictures = [_draw(area, spots, peaks, moved, used) for area in (_WIDE, _NARROW)]
-    return BenchRoofline(
-        wide=pictures[0],
-        narrow=pictures[1],
-        series=series,
-        roofs=bool(peaks),
-        source=source,
-        left_out=tuple(
-            short_name(result.name) for key, result in measured.items() if key not in drawn
-        ),
-    )
+    left_out = tuple(short_name(row.name) for key, row in measured.items() if key not in drawn)
+    wide, narrow = (_draw(area, spots, peaks, moved, used) for area in (_WIDE, _NARROW))
+    return BenchRoofline(wide, narrow, series, bool(peaks), source, left_out)
 
 
 def _ceilings(machine: BenchMachine | None) -> tuple[dict[str, float], float | None, str]:
@@ -153,14 +142,8 @@ def _spot(
     if roof:
         lines.append(f"{percent(reached / roof)} of its roof, {flop_rate(roof)}")
     lines.append(f"step {milliseconds(result.step_ms)}")
-    return _Spot(
-        key=key,
-        name=name,
-        color=series.index(_remedies(result)) % COLORS,
-        intensity=intensity,
-        reached=reached,
-        tip="\n".join(lines),
-    )
+    color = series.index(_remedies(result)) % COLORS
+    return _Spot(key, name, color, intensity, reached, "\n".join(lines))
 
 
 def _draw(
@@ -191,9 +174,16 @@ def _marks(
     through all of them.
     """
     places = {spot.key: axes.inside(spot.intensity, spot.reached) for spot in spots}
-    taken = [_around(centre) for centre in places.values()]
+    taken = [(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS) for x, y in places.values()]
     taken += _roof_boxes(axes, peaks, moved)
-    parts = [path("way", [places[spot.key] for spot in group]) for group in _groups(spots)]
+    groups: dict[str, list[_Spot]] = {}
+    for spot in spots:
+        groups.setdefault(spot.name, []).append(spot)
+    parts = [
+        path("way", [places[spot.key] for spot in group])
+        for group in groups.values()
+        if len(group) > 1
+    ]
     named = set()
     for spot in sorted(spots, key=lambda spot: places[spot.key][1]):
         centre = places[spot.key]
@@ -229,19 +219,6 @@ def _roof_boxes(axes: LogAxes, peaks: Mapping[str, float], moved: float | None) 
     return boxes
 
 
-def _groups(spots: Sequence[_Spot]) -> list[list[_Spot]]:
-    """Spots of the same name, where there are several."""
-    groups: dict[str, list[_Spot]] = {}
-    for spot in spots:
-        groups.setdefault(spot.name, []).append(spot)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _around(centre: Point) -> Rectangle:
-    x, y = centre
-    return x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS
-
-
 def _name_place(
     name: str, centre: Point, axes: LogAxes, taken: Sequence[Rectangle]
 ) -> tuple[Rectangle, bool]:
@@ -265,14 +242,12 @@ def _name_place(
         if axes.left + 2 <= place[0] and place[2] <= axes.right and axes.top <= place[1]
         and place[3] <= axes.bottom
     ]  # fmt: skip
-    free = [place for place in inside if not any(_overlap(place, other) for other in taken)]
-    if free:
-        return free[0], False
-    return (inside or places)[0], True
-
-
-def _overlap(a: Rectangle, b: Rectangle) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+    free = [
+        (left, top, right, bottom)
+        for left, top, right, bottom in inside
+        if not any(left < r and x < right and top < low and y < bottom for x, y, r, low in taken)
+    ]
+    return (free or inside or places)[0], not free
 
 
 # Throughput against the batch and against the ranks: measured dots, predicted lines.
@@ -286,8 +261,7 @@ _LEAST_RANGE = 6.0  # from the bottom to the top: always two levels or more
 _EDGE = 1.25  # room beyond the outermost values, as a factor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingChart:
+class ScalingChart(NamedTuple):
     """Throughput against one of batch and ranks, one line for each value of the other."""
 
     title: str
@@ -297,8 +271,7 @@ class ScalingChart:
     ideal: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingFigure:
+class ScalingFigure(NamedTuple):
     """One workload's study."""
 
     name: str
@@ -332,40 +305,35 @@ def _figure(study: ScalingStudy) -> ScalingFigure:
     points = _known(study.points)
     charts = []
     if len({point.batch for point in points}) > 1:
-        lines = _lines(points, lambda point: point.ranks)
-        names = [counted(many, "rank") for many in lines]
-        charts.append(
-            _chart(study, "By batch", "samples a step and rank", list(lines.values()),
-                   names, lambda point: point.batch, ideal=False)
-        )  # fmt: skip
+        lines = {
+            counted(ranks, "rank"): line
+            for ranks, line in _lines(points, lambda point: point.ranks).items()
+        }
+        charts.append(_chart(study, "By batch", lines, lambda point: point.batch))
     if len({point.ranks for point in points}) > 1:
-        lines = _lines(points, lambda point: point.batch)
-        lines = {batch: line for batch, line in lines.items() if len(line) > 1}
-        names = [f"batch {batch:,}" for batch in lines]
+        lines = {
+            f"batch {batch:,}": line
+            for batch, line in _lines(points, lambda point: point.batch).items()
+            if len(line) > 1
+        }
         if lines:
-            charts.append(
-                _chart(study, "By ranks", "ranks", list(lines.values()),
-                       names, lambda point: point.ranks, ideal=True)
-            )  # fmt: skip
+            charts.append(_chart(study, "By ranks", lines, lambda point: point.ranks))
+    name = [short_name(study.name), one_line(study.size)]
+    if study.remedies:
+        name.append(f"with {one_line(' + '.join(study.remedies))}")
+    words = (saturation_words(study), efficiency_words(study), prediction_words(study.points))
     return ScalingFigure(
-        name=_name(study),
-        summary=tuple(_summary(study)),
+        name=", ".join(name),
+        summary=tuple(sentence(line) for line in (*words, *map(one_line, study.notes)) if line),
         charts=tuple(charts),
-        not_measured=tuple(_not_measured(point) for point in study.points if point.why),
+        not_measured=tuple(
+            f"{_place_words(point)}: {one_line(point.why)}" for point in study.points if point.why
+        ),
     )
 
 
-def _name(study: ScalingStudy) -> str:
-    """gpt2, tiny, with bf16."""
-    words = [short_name(study.name), one_line(study.size)]
-    if study.remedies:
-        words.append(f"with {one_line(' + '.join(study.remedies))}")
-    return ", ".join(words)
-
-
-def _summary(study: ScalingStudy) -> list[str]:
-    words = (saturation_words(study), efficiency_words(study), prediction_words(study.points))
-    return [sentence(line) for line in (*words, *map(one_line, study.notes)) if line]
+def _place_words(point: StudyPoint) -> str:
+    return f"batch {point.batch:,}, {counted(point.ranks, 'rank')}"
 
 
 def _lines(
@@ -377,24 +345,17 @@ def _lines(
     return dict(sorted(lines.items()))
 
 
-def _not_measured(point: StudyPoint) -> str:
-    place = f"batch {point.batch:,}, {counted(point.ranks, 'rank')}"
-    return f"{place}: {one_line(point.why or '')}"
-
-
 def _chart(
     study: ScalingStudy,
     title: str,
-    x_name: str,
-    lines: Sequence[Sequence[StudyPoint]],
-    names: Sequence[str],
+    named_lines: Mapping[str, Sequence[StudyPoint]],
     number: Callable[[StudyPoint], int],
-    *,
-    ideal: bool,
 ) -> ScalingChart:
+    by_ranks, lines = title == "By ranks", list(named_lines.values())
     axes = _axes(lines, number)
     places = sorted({number(point) for line in lines for point in line})
     shown = places if len(places) <= _MOST_TICKS else places[:: -(-len(places) // _MOST_TICKS)]
+    x_name = "ranks" if by_ranks else "samples a step and rank"
     parts = [
         *axes.grid_x(shown, lambda value: f"{value:,.0f}"),
         *axes.grid_y(
@@ -403,19 +364,15 @@ def _chart(
         ),
         *axes.frame(_HEIGHT, x_name, f"{one_line(study.samples)}/s"),
     ]
-    if ideal:
+    if by_ranks:
         parts += [_ideal(line, axes, number) for line in lines]
     for place, line in enumerate(lines):
         aside = _DODGE * (place - (len(lines) - 1) / 2)
         marks = [*_predicted(line, axes, number), *_measured(line, axes, number, aside)]
         parts.append(f'<g class="r-{place % COLORS}">{"".join(marks)}</g>')
-    return ScalingChart(
-        title=title,
-        picture=drawing(_WIDTH, _HEIGHT, f"{title}: {study.name}", parts),
-        lines=tuple(names),
-        promised=any(point.predicted_samples_per_s for line in lines for point in line),
-        ideal=ideal,
-    )
+    picture = drawing(_WIDTH, _HEIGHT, f"{title}: {study.name}", parts)
+    promised = any(point.predicted_samples_per_s for line in lines for point in line)
+    return ScalingChart(title, picture, tuple(named_lines), promised, ideal=by_ranks)
 
 
 def _axes(lines: Sequence[Sequence[StudyPoint]], number: Callable[[StudyPoint], int]) -> LogAxes:
@@ -450,15 +407,13 @@ def _predicted(
     low: list[Point] = []
     high: list[Point] = []
     for point in line:
-        value = point.predicted_samples_per_s
-        start = not middle and value is None
-        rate = point.samples_per_s if start else value
-        if not rate:
-            continue
-        x = number(point)
-        middle.append(axes.inside(x, rate))
-        low.append(axes.inside(x, rate if start else point.predicted_low or rate))
-        high.append(axes.inside(x, rate if start else point.predicted_high or rate))
+        rate, ends = point.predicted_samples_per_s, (point.predicted_low, point.predicted_high)
+        if not middle and rate is None:
+            rate, ends = point.samples_per_s, (None, None)
+        if rate:
+            middle.append(axes.inside(number(point), rate))
+            low.append(axes.inside(number(point), ends[0] or rate))
+            high.append(axes.inside(number(point), ends[1] or rate))
     if len(middle) < 2 or not any(point.predicted_samples_per_s for point in line):
         return []
     return [path("band", [*high, *reversed(low)], closed=True), path("promised", middle)]
@@ -489,7 +444,7 @@ def _measured(
 
 
 def _tip(point: StudyPoint, rate: float) -> str:
-    lines = [f"batch {point.batch:,}, {counted(point.ranks, 'rank')}", f"{significant(rate)}/s"]
+    lines = [_place_words(point), f"{significant(rate)}/s"]
     if point.low is not None and point.high is not None:
         lines[-1] += f" ({interval(point.low, point.high)})"
     promise = point.predicted_samples_per_s

@@ -7,16 +7,15 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from stepscope.bench.against import compare_results
 from stepscope.bench.results import BenchComparison, BenchMachine, BenchResults, WorkloadResult
-from stepscope.explain.memory.theory import LABELS
+from stepscope.explain.memory.model import LABELS
 from stepscope.records.memory import CATEGORIES
 from stepscope.text.figures import long_duration, milliseconds, percent, significant, size
 from stepscope.text.words import counted, sentence
@@ -40,14 +39,6 @@ from stepscope.ui.html.render import json_block, make_table, render_page, slice_
 from stepscope.ui.words import PARTS, one_line
 
 STYLES = ("report.css", "efficiency.css", "memory.css", "bench.css")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnmeasuredWorkload:
-    name: str
-    about: str
-    status: str
-    why: str
 
 
 def write_bench_page(
@@ -97,19 +88,39 @@ def _view(
     before = earlier_rows(measured, against)
     compared = compared_columns(measured, comparison)
     rows = bench_rows(measured, before, compared)
+    facts = machine_facts(results.machine) if results.machine else []
+    facts.append(("Measured", when_words(results.started_unix)))
+    if against is not None:
+        facts.append(("Compared with results of", when_words(against.started_unix)))
+    verdicts = {row.verdict for row in comparison.workloads} if comparison else set()
+    changes = {key: comparison.workloads[int(key)].counted_change for key in measured if comparison}
+    abouts = distinctions(results.workloads)
     return {
         "answer": bench_answer(results),
-        "facts": _facts(results, against),
+        "facts": [*facts, ("stepscope", one_line(results.stepscope))],
         "rules": rules_words(results),
         "broken": [one_line(rule) for rule in results.broken_rules],
         "command": shlex.join(map(one_line, results.command)),
-        "unmeasured": _unmeasured(results),
+        "unmeasured": [
+            {
+                "name": short_name(result.name),
+                "about": about or one_line(result.size),
+                "status": result.status,
+                "why": one_line(result.why or "the reason is not known"),
+            }
+            for result, about in zip(results.workloads, abouts, strict=True)
+            if result.status != "measured"
+        ],
         "metrics": shown_metrics(list(measured.values())),
         "rows": rows,
         "compared": compared,
         "before": "" if not before else "before" if against else "without changes",
         "against": against_answer(comparison) if comparison else None,
-        "against_tone": _against_tone(comparison),
+        "against_tone": "bad"
+        if "slower" in verdicts
+        else "good"
+        if "faster" in verdicts
+        else "still",
         "against_notes": list(map(one_line, against_notes(comparison))) if comparison else [],
         "notes": [
             f"{one_line(row_name(row))}: {one_line(note)}"
@@ -123,46 +134,8 @@ def _view(
         "memory": memory_chart(measured),
         "losses": loss_rows(measured),
         "scaling": scaling_figures(results.scaling),
-        "data": Markup(
-            json_block({"tables": [numbers_table(measured, _changes(measured, comparison))]})
-        ),
+        "data": Markup(json_block({"tables": [numbers_table(measured, changes)]})),
     }
-
-
-def _against_tone(comparison: BenchComparison | None) -> str:
-    verdicts = {row.verdict for row in comparison.workloads} if comparison else set()
-    return "bad" if "slower" in verdicts else "good" if "faster" in verdicts else "still"
-
-
-def _changes(
-    measured: Mapping[str, WorkloadResult], comparison: BenchComparison | None
-) -> dict[str, float | None]:
-    if comparison is None:
-        return {}
-    return {key: comparison.workloads[int(key)].counted_change for key in measured}
-
-
-def _facts(results: BenchResults, against: BenchResults | None) -> list[tuple[str, str]]:
-    facts = machine_facts(results.machine) if results.machine else []
-    facts.append(("Measured", when_words(results.started_unix)))
-    if against is not None:
-        facts.append(("Compared with results of", when_words(against.started_unix)))
-    facts.append(("stepscope", one_line(results.stepscope)))
-    return facts
-
-
-def _unmeasured(results: BenchResults) -> list[UnmeasuredWorkload]:
-    abouts = distinctions(results.workloads)
-    return [
-        UnmeasuredWorkload(
-            name=short_name(result.name),
-            about=about or one_line(result.size),
-            status=result.status,
-            why=one_line(result.why or "the reason is not known"),
-        )
-        for result, about in zip(results.workloads, abouts, strict=True)
-        if result.status != "measured"
-    ]
 
 
 # The head of a bench's page: where and by which rules it was measured.
@@ -235,15 +208,13 @@ def when_words(started_unix: float) -> str:
 _LEAST_SHARE = 1e-4  # thinner pieces cannot be seen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackPiece:
+class StackPiece(NamedTuple):
     look: str  # classes of its colour
     share: float
     tip: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadStack:
+class WorkloadStack(NamedTuple):
     """One workload's bar: `share` is its length where bars are drawn to one scale."""
 
     key: str
@@ -251,21 +222,19 @@ class WorkloadStack:
     about: str
     total: str
     share: float
-    pieces: tuple[StackPiece, ...]
+    pieces: list[StackPiece]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackChart:
+class StackChart(NamedTuple):
     id: str
     title: str
     caption: str
     to_scale: str  # the name of the view in which lengths are amounts
     key: tuple[tuple[str, str, str], ...]  # look, label, hint
-    stacks: tuple[WorkloadStack, ...]
+    stacks: list[WorkloadStack]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossRow:
+class LossRow(NamedTuple):
     """From the first loss to the last; places are percentages of the track's width."""
 
     key: str
@@ -282,102 +251,66 @@ class LossRow:
 
 def memory_chart(measured: Mapping[str, WorkloadResult]) -> StackChart | None:
     """None where no workload has its memory by category."""
-    held = {key: result for key, result in measured.items() if any(result.memory.values())}
     looks = {name: (f"m-{name}", LABELS[name], "") for name in CATEGORIES}
-    return _chart(
-        held,
-        lambda result: result.memory,
-        looks,
-        size,
-        name="memory",
-        title="What is in memory at the peak",
-        to_scale="bytes",
-        caption="Bytes at the moment of the peak, by their use.",
+    stacks = _stacks(
+        {key: result.memory for key, result in measured.items()}, measured, looks, size
     )
+    if stacks is None:
+        return None
+    caption = "Bytes at the moment of the peak, by their use."
+    return StackChart("memory", "What is in memory at the peak", caption, "bytes", *stacks)
 
 
 def budget_chart(measured: Mapping[str, WorkloadResult]) -> StackChart | None:
     """None where no workload's step was divided."""
-    divided = {key: result for key, result in measured.items() if any(result.budget_ms.values())}
     looks = {}
     for name in PARTS:
         part = slice_of(name)
         pattern = " is-idle" if part.idle else " is-stall" if part.stall else ""
         looks[name] = (f"bg-{part.color}{pattern}", part.label, part.hint)
-    return _chart(
-        divided,
-        lambda result: result.budget_ms,
-        looks,
-        milliseconds,
-        name="budget",
-        title="Where the step goes",
-        to_scale="milliseconds",
-        caption="The parts add up to the step. Striped: the device is idle.",
-    )
+    amounts = {key: result.budget_ms for key, result in measured.items()}
+    stacks = _stacks(amounts, measured, looks, milliseconds)
+    if stacks is None:
+        return None
+    caption = "The parts add up to the step. Striped: the device is idle."
+    return StackChart("budget", "Where the step goes", caption, "milliseconds", *stacks)
 
 
 _Look = tuple[str, str, str]
 
 
-def _chart(
+def _stacks(
+    amounts: Mapping[str, Mapping[str, float]],
     measured: Mapping[str, WorkloadResult],
-    amounts: Callable[[WorkloadResult], Mapping[str, float]],
     looks: Mapping[str, _Look],
     words: Callable[[float], str],
-    *,
-    name: str,
-    title: str,
-    to_scale: str,
-    caption: str,
-) -> StackChart | None:
-    if not measured:
+) -> tuple[tuple[_Look, ...], list[WorkloadStack]] | None:
+    """The looks that occur, and a bar for each workload that has any amount."""
+    amounts = {key: parts for key, parts in amounts.items() if any(parts.values())}
+    if not amounts:
         return None
-    results = list(measured.values())
-    largest = max(_whole(amounts(result)) for result in results)
-    used = {name for result in results for name, amount in amounts(result).items() if amount > 0}
-    order = [*(name for name in looks if name in used), *sorted(used - looks.keys())]
-    known = {name: looks.get(name) or _unknown(name) for name in order}
-    abouts = distinctions(results)
-    return StackChart(
-        id=name,
-        title=title,
-        caption=caption,
-        to_scale=to_scale,
-        key=tuple(known.values()),
-        stacks=tuple(
-            WorkloadStack(
-                key=key,
-                name=short_name(result.name),
-                about=about,
-                total=words(_whole(amounts(result))),
-                share=_whole(amounts(result)) / largest,
-                pieces=tuple(_pieces(amounts(result), known, words)),
-            )
-            for (key, result), about in zip(measured.items(), abouts, strict=True)
-        ),
-    )
-
-
-def _unknown(name: str) -> _Look:
-    """A part that a later version of stepscope wrote down."""
-    return "bg-other", one_line(name), ""
-
-
-def _whole(amounts: Mapping[str, float]) -> float:
-    return sum(amount for amount in amounts.values() if amount > 0)
-
-
-def _pieces(
-    amounts: Mapping[str, float], looks: Mapping[str, _Look], words: Callable[[float], str]
-) -> Iterable[StackPiece]:
-    whole = _whole(amounts)
-    for name, (look, label, hint) in looks.items():
-        amount = amounts.get(name, 0.0)
-        if amount < _LEAST_SHARE * whole:
-            continue
-        share = amount / whole
-        lines = [f"{label}: {words(amount)}, {percent(share)}", *([hint] if hint else [])]
-        yield StackPiece(look=look, share=share, tip="\n".join(lines))
+    wholes = {
+        key: sum(amount for amount in parts.values() if amount > 0)
+        for key, parts in amounts.items()
+    }
+    used = {name for parts in amounts.values() for name, amount in parts.items() if amount > 0}
+    known = {name: look for name, look in looks.items() if name in used}
+    # Parts that a later version of stepscope wrote down come last.
+    known |= {name: ("bg-other", one_line(name), "") for name in sorted(used - looks.keys())}
+    abouts = distinctions([measured[key] for key in amounts])
+    stacks = []
+    for (key, parts), about in zip(amounts.items(), abouts, strict=True):
+        pieces = []
+        for name, (look, label, hint) in known.items():
+            amount = parts.get(name, 0.0)
+            if amount >= _LEAST_SHARE * wholes[key]:
+                share = amount / wholes[key]
+                lines = [f"{label}: {words(amount)}, {percent(share)}", *([hint] if hint else [])]
+                pieces.append(StackPiece(look, share, "\n".join(lines)))
+        name, whole = short_name(measured[key].name), wholes[key]
+        share = whole / max(wholes.values())
+        stacks.append(WorkloadStack(key, name, about, words(whole), share, pieces))
+    return tuple(known.values()), stacks
 
 
 def loss_rows(measured: Mapping[str, WorkloadResult]) -> list[LossRow]:
@@ -388,28 +321,26 @@ def loss_rows(measured: Mapping[str, WorkloadResult]) -> list[LossRow]:
         if result.loss_first is not None and result.loss_last is not None
     }
     abouts = distinctions([result for result, _, _ in known.values()])
-    return [
-        _loss_row(key, result, first, last, about)
-        for (key, (result, first, last)), about in zip(known.items(), abouts, strict=True)
-    ]
-
-
-def _loss_row(key: str, result: WorkloadResult, first: float, last: float, about: str) -> LossRow:
-    target = result.target_loss
-    at = _places([value for value in (first, last, target) if value is not None])
-    words = f"{significant(first)} → {significant(last)}"
-    return LossRow(
-        key=key,
-        name=short_name(result.name),
-        about=about,
-        first_at=at(first),
-        last_at=at(last),
-        target_at=None if target is None else at(target),
-        tone={True: "reached", False: "missed", None: "unknown"}[result.target_reached],
-        words=words,
-        outcome=_outcome(result),
-        tip=f"Loss {words}" + ("" if target is None else f"\ntarget {significant(target)}"),
-    )
+    rows = []
+    for (key, (result, first, last)), about in zip(known.items(), abouts, strict=True):
+        target = result.target_loss
+        at = _places([value for value in (first, last, target) if value is not None])
+        words = f"{significant(first)} → {significant(last)}"
+        rows.append(
+            LossRow(
+                key=key,
+                name=short_name(result.name),
+                about=about,
+                first_at=at(first),
+                last_at=at(last),
+                target_at=None if target is None else at(target),
+                tone={True: "reached", False: "missed", None: "unknown"}[result.target_reached],
+                words=words,
+                outcome=_outcome(result),
+                tip=f"Loss {words}" + ("" if target is None else f"\ntarget {significant(target)}"),
+            )
+        )
+    return rows
 
 
 def _places(values: Sequence[float]) -> Callable[[float], float]:
@@ -438,31 +369,39 @@ def _outcome(result: WorkloadResult) -> str:
 
 # Every number of a bench, as a table that can be sorted and filtered.
 
-_COLUMNS = (
-    "Workload:text",
-    "Size:text",
-    "Ranks:count",
-    "Batch:count",
-    "Changes:text",
-    "Samples/s:number",
-    "from:number",
-    "to:number",
-    "Step:ns",
-    "Busy:share",
-    "MFU:share",
-    "CPU:share",
-    "Peak memory:bytes",
-    "predicted:bytes",
-    "FLOPs of a step:flops",
-    "Bytes of a step:bytes",
-    "First loss:number",
-    "Last loss:number",
-    "Target:number",
-    "Steps to it:count",
-    "Time to it:ns",
-    "Runs:count",
-)
-_LAST = "All runs took:ns"
+# heading and type -> the number
+_COLUMNS: dict[str, Callable[[WorkloadResult], Any]] = {
+    "Workload:text": lambda row: one_line(row.name),
+    "Size:text": lambda row: one_line(row.size),
+    "Ranks:count": lambda row: row.ranks,
+    "Batch:count": lambda row: _number(row.settings.get("batch")),
+    "Changes:text": lambda row: one_line(" + ".join(row.remedies)),
+    "Samples/s:number": lambda row: row.samples_per_s,
+    "from:number": lambda row: row.low,
+    "to:number": lambda row: row.high,
+    "Step:ns": lambda row: _ns(row.step_ms, 1e6),
+    "Busy:share": lambda row: row.busy,
+    "MFU:share": lambda row: row.mfu,
+    "CPU:share": lambda row: row.cpu,
+    "Peak memory:bytes": lambda row: row.peak_bytes,
+    "predicted:bytes": lambda row: row.predicted_peak_bytes,
+    "FLOPs of a step:flops": lambda row: row.flops,
+    "Bytes of a step:bytes": lambda row: row.bytes_moved,
+    "First loss:number": lambda row: row.loss_first,
+    "Last loss:number": lambda row: row.loss_last,
+    "Target:number": lambda row: row.target_loss,
+    "Steps to it:count": lambda row: row.steps_to_target,
+    "Time to it:ns": lambda row: _ns(row.time_to_target_s, 1e9),
+    "Runs:count": lambda row: len(row.runs_ms) or None,
+}
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _ns(time: float | None, unit: float) -> float | None:
+    return None if time is None else time * unit
 
 
 def numbers_table(
@@ -475,19 +414,20 @@ def numbers_table(
     results = measured.values()
     shares = list(dict.fromkeys(name for row in results for name in row.compute_share))
     counters = list(dict.fromkeys(name for row in results for name in row.counters))
+    has_speedup = any(row.speedup for row in results)
     more = ["Change of the step:change"] if changes else []
-    more += ["Times as fast:times"] if any(row.speedup for row in results) else []
+    more += ["Times as fast:times"] if has_speedup else []
     more += [f"{_plain(name)} peak:share" for name in shares]
     more += [f"{_plain(name)}:share" for name in counters]
-    columns = " | ".join([*_COLUMNS, *more, _LAST])
+    columns = " | ".join([*_COLUMNS, *more, "All runs took:ns"])
     rows = [
         (
-            *_row(result),
+            *(words(result) for words in _COLUMNS.values()),
             *([changes.get(key)] if changes else []),
-            *([result.speedup] if any(row.speedup for row in results) else []),
-            *(result.compute_share.get(name) for name in shares),
-            *(result.counters.get(name) for name in counters),
-            None if result.seconds is None else result.seconds * 1e9,
+            *([result.speedup] if has_speedup else []),
+            *map(result.compute_share.get, shares),
+            *map(result.counters.get, counters),
+            _ns(result.seconds, 1e9),
         )
         for key, result in measured.items()
     ]
@@ -497,35 +437,3 @@ def numbers_table(
 def _plain(name: str) -> str:
     """A heading must not look like two."""
     return one_line(name).replace("|", "/").replace(":", " ").replace("_", " ")
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) else None
-
-
-def _row(result: WorkloadResult) -> tuple[Any, ...]:
-    seconds = result.time_to_target_s
-    return (
-        one_line(result.name),
-        one_line(result.size),
-        result.ranks,
-        _number(result.settings.get("batch")),
-        one_line(" + ".join(result.remedies)),
-        result.samples_per_s,
-        result.low,
-        result.high,
-        None if result.step_ms is None else result.step_ms * 1e6,
-        result.busy,
-        result.mfu,
-        result.cpu,
-        result.peak_bytes,
-        result.predicted_peak_bytes,
-        result.flops,
-        result.bytes_moved,
-        result.loss_first,
-        result.loss_last,
-        result.target_loss,
-        result.steps_to_target,
-        None if seconds is None else seconds * 1e9,
-        len(result.runs_ms) or None,
-    )

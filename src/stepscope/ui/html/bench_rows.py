@@ -5,8 +5,8 @@ what they are compared with.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from stepscope.bench.results import BenchComparison, BenchResults, WorkloadChange, WorkloadResult
 from stepscope.text.figures import (
@@ -29,8 +29,7 @@ _LONGEST_NAME = 60
 _MILLION = 999_500.0  # from here on numbers are too long to read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchMetric:
+class BenchMetric(NamedTuple):
     """A column. Amounts that differ by powers of ten lie on a logarithmic scale, as dots."""
 
     id: str
@@ -42,8 +41,7 @@ class BenchMetric:
     whole: float | None = None  # what a full bar stands for; None: the largest value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricCell:
+class MetricCell(NamedTuple):
     """A value of one workload; places are percentages of the track's width."""
 
     value: float | None  # sorted by; None is not known
@@ -55,8 +53,7 @@ class MetricCell:
     tone: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchRow:
+class BenchRow(NamedTuple):
     """One workload that was measured."""
 
     key: str  # the same in every chart of the page
@@ -74,60 +71,55 @@ def _throughput(row: WorkloadResult, value: float) -> str:
     return rate(value, unit) if value >= _MILLION else f"{significant(value)}{unit}"
 
 
+def _share(
+    id_: str, title: str, hint: str, value: Callable[[WorkloadResult], float | None]
+) -> BenchMetric:
+    return BenchMetric(id_, title, hint, value, lambda _, share: percent(share), whole=1.0)
+
+
 METRICS = (
     BenchMetric(
-        id="throughput",
-        title="Throughput",
-        hint="Samples a second of the whole job, with its 95% interval.",
-        value=lambda row: row.samples_per_s,
-        words=_throughput,
+        "throughput",
+        "Throughput",
+        "Samples a second of the whole job, with its 95% interval.",
+        lambda row: row.samples_per_s,
+        _throughput,
         logarithmic=True,
     ),
     BenchMetric(
-        id="step",
-        title="Step",
-        hint="Mean of all runs, without start-up. Explain and serve show one run.",
-        value=lambda row: row.step_ms,
-        words=lambda _, ms: milliseconds(ms),
+        "step",
+        "Step",
+        "Mean of all runs, without start-up. Explain and serve show one run.",
+        lambda row: row.step_ms,
+        lambda _, ms: milliseconds(ms),
         logarithmic=True,
     ),
+    _share(
+        "busy",
+        "Device busy",
+        "Share of the step in which the device works.",
+        lambda row: row.busy,
+    ),
+    _share(
+        "mfu",
+        "MFU",
+        "Model FLOPs utilization: the model's arithmetic as a share of the device's peak.",
+        lambda row: row.mfu,
+    ),
+    _share("cpu", "CPU", "CPU time divided by wall time and cores.", lambda row: row.cpu),
     BenchMetric(
-        id="busy",
-        title="Device busy",
-        hint="Share of the step in which the device works.",
-        value=lambda row: row.busy,
-        words=lambda _, share: percent(share),
-        whole=1.0,
+        "memory",
+        "Peak memory",
+        "The most bytes allocated at once.",
+        lambda row: row.peak_bytes,
+        lambda _, held: size(held),
     ),
     BenchMetric(
-        id="mfu",
-        title="MFU",
-        hint="Model FLOPs utilization: the model's arithmetic as a share of the device's peak.",
-        value=lambda row: row.mfu,
-        words=lambda _, share: percent(share),
-        whole=1.0,
-    ),
-    BenchMetric(
-        id="cpu",
-        title="CPU",
-        hint="CPU time divided by wall time and cores.",
-        value=lambda row: row.cpu,
-        words=lambda _, share: percent(share),
-        whole=1.0,
-    ),
-    BenchMetric(
-        id="memory",
-        title="Peak memory",
-        hint="The most bytes allocated at once.",
-        value=lambda row: row.peak_bytes,
-        words=lambda _, held: size(held),
-    ),
-    BenchMetric(
-        id="target",
-        title="Time to target",
-        hint="Training time until the loss reaches the workload's target, without start-up.",
-        value=lambda row: row.time_to_target_s,
-        words=lambda _, seconds: long_duration(seconds * 1e9),
+        "target",
+        "Time to target",
+        "Training time until the loss reaches the workload's target, without start-up.",
+        lambda row: row.time_to_target_s,
+        lambda _, seconds: long_duration(seconds * 1e9),
         logarithmic=True,
     ),
 )
@@ -148,64 +140,49 @@ def bench_rows(
     """Everything by key; `before` are the rows that each is shown beside."""
     metrics = shown_metrics(list(measured.values()))
     scales = [_scale(metric, [*measured.values(), *before.values()]) for metric in metrics]
-    abouts = distinctions(list(measured.values()))
-    return [
-        BenchRow(
-            key=key,
-            name=short_name(result.name),
-            about=about,
-            verdict=sentence(one_line(result.verdict or "")),
-            tip=describe(result),
-            cells=tuple(
-                _cell(metric, result, before.get(key), scale)
-                for metric, scale in zip(metrics, scales, strict=True)
-            ),
-            compared=tuple(column.cells.get(key) for column in compared),
+    rows = []
+    for (key, result), about in zip(
+        measured.items(), distinctions(list(measured.values())), strict=True
+    ):
+        cells = tuple(
+            _cell(metric, result, before.get(key), scale)
+            for metric, scale in zip(metrics, scales, strict=True)
         )
-        for (key, result), about in zip(measured.items(), abouts, strict=True)
-    ]
+        name, verdict = short_name(result.name), sentence(one_line(result.verdict or ""))
+        others = tuple(column.cells.get(key) for column in compared)
+        rows.append(BenchRow(key, name, about, verdict, _describe(result), cells, others))
+    return rows
 
 
 def distinctions(results: Sequence[WorkloadResult]) -> list[str]:
     """Per workload its size, ranks, remedies and settings, each only where rows differ in it."""
-    remedied = any(result.remedies for result in results)
+    unchanged = "unchanged" if any(result.remedies for result in results) else ""
     facts = [
-        (
-            result.size,
-            counted(result.ranks, "rank"),
-            " + ".join(result.remedies) or ("unchanged" if remedied else ""),
-        )
+        (result.size, counted(result.ranks, "rank"), " + ".join(result.remedies) or unchanged)
         for result in results
     ]
     differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
-    varied = _varied_settings(results)
+    # A setting tells rows apart where rows of one workload and size differ in it.
+    values: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for result in results:
+        for name, value in result.settings.items():
+            by_size = values.setdefault((result.name, name), {})
+            by_size.setdefault(result.size, set()).add(str(value))
+    varied = [pair for pair, sizes in values.items() if max(map(len, sizes.values())) > 1]
     return [
         " · ".join(
             one_line(word)
             for word in (
-                *(word for word, told in zip(row, differ, strict=True) if told and word),
-                *(f"{name} {result.settings.get(name, '–')}" for name in varied[result.name]),
+                *(word for word, differs in zip(row, differ, strict=True) if differs and word),
+                *(
+                    f"{name} {result.settings.get(name, '–')}"
+                    for workload, name in varied
+                    if workload == result.name
+                ),
             )
         )
         for row, result in zip(facts, results, strict=True)
     ]
-
-
-def _varied_settings(results: Sequence[WorkloadResult]) -> dict[str, list[str]]:
-    """By workload, the settings in which its rows of one size differ."""
-    seen: dict[str, dict[str, dict[str, set[str]]]] = {}
-    for result in results:
-        for name, value in result.settings.items():
-            by_size = seen.setdefault(result.name, {}).setdefault(name, {})
-            by_size.setdefault(result.size, set()).add(str(value))
-    varied: dict[str, list[str]] = {result.name: [] for result in results}
-    for workload, settings in seen.items():
-        varied[workload] = [
-            name
-            for name, by_size in settings.items()
-            if any(len(values) > 1 for values in by_size.values())
-        ]
-    return varied
 
 
 def short_name(name: str) -> str:
@@ -213,7 +190,7 @@ def short_name(name: str) -> str:
     return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
 
 
-def describe(result: WorkloadResult) -> str:
+def _describe(result: WorkloadResult) -> str:
     """The tip on a workload: a title and lines under it."""
     lines = [f"{short_name(result.name)}, size {one_line(result.size)}"]
     if result.ranks > 1:
@@ -224,7 +201,9 @@ def describe(result: WorkloadResult) -> str:
         pairs = (f"{name} {value}" for name, value in result.settings.items())
         lines.append(one_line(", ".join(pairs)))
     if result.samples_per_s is not None:
-        lines.append(_throughput(result, result.samples_per_s) + _between(result))
+        known = result.low is not None and result.high is not None
+        ends = f" ({interval(result.low or 0.0, result.high or 0.0)})" if known else ""
+        lines.append(_throughput(result, result.samples_per_s) + ends)
     if result.runs_ms:
         runs = ", ".join(map(significant, result.runs_ms))
         lines.append(f"{counted(len(result.runs_ms), 'run')}, mean step each: {runs} ms")
@@ -234,12 +213,6 @@ def describe(result: WorkloadResult) -> str:
     lines += [f"{one_line(name)}: {percent(share)}" for name, share in shares.items()]
     lines += [one_line(note) for note in (result.verdict or "", *result.notes) if note]
     return "\n".join(map(sentence, lines))
-
-
-def _between(result: WorkloadResult) -> str:
-    if result.low is None or result.high is None:
-        return ""
-    return f" ({interval(result.low, result.high)})"
 
 
 Scale = tuple[float, float]
@@ -255,11 +228,8 @@ def _scale(metric: BenchMetric, results: Sequence[WorkloadResult]) -> Scale:
     if metric.id == "throughput":
         values += [end for result in results for end in (result.low, result.high) if end]
     positive = [value for value in values if value > 0] or [1.0]
-    return _at_least_tenfold(min(positive), max(positive))
-
-
-def _at_least_tenfold(low: float, high: float) -> Scale:
-    """Values that are nearly equal must not lie at opposite ends."""
+    low, high = min(positive), max(positive)
+    # Values that are nearly equal must not lie at opposite ends.
     wider = math.sqrt(max(10 * low / high, 1.0))
     return low / wider, high * wider
 
@@ -281,32 +251,23 @@ def _cell(
     old = metric.value(before) if before else None
     if value is None:
         missed = metric.id == "target" and result.target_reached is False
-        return MetricCell(
-            value=None,
-            words="not reached" if missed else "–",
-            tone="missed" if missed else "nothing",
-        )
+        words, tone = ("not reached", "missed") if missed else ("–", "nothing")
+        return MetricCell(None, words, tone=tone)
     aside, reach = "", None
     if metric.id == "throughput" and result.low is not None and result.high is not None and value:
         aside = f"±{unsigned_percent((result.high - result.low) / 2 / value)}"
         reach = (_place(metric, result.low, scale), _place(metric, result.high, scale))
     elif metric.id == "target" and result.steps_to_target is not None:
         aside = counted(result.steps_to_target, "step")
-    return MetricCell(
-        value=value,
-        words=metric.words(result, value),
-        aside=aside,
-        at=_place(metric, value, scale),
-        reach=reach,
-        before=None if old is None else _place(metric, old, scale),
-    )
+    earlier = None if old is None else _place(metric, old, scale)
+    at = _place(metric, value, scale)
+    return MetricCell(value, metric.words(result, value), aside, at, reach, earlier)
 
 
 # What workloads are compared with: saved results, or themselves without remedies.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedCell:
+class ComparedCell(NamedTuple):
     """A change with its interval; places are percentages of a track with "no change" halfway."""
 
     value: float | None  # sorted by
@@ -317,15 +278,13 @@ class ComparedCell:
     reach: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedColumn:
+class ComparedColumn(NamedTuple):
     title: str
     hint: str
     cells: Mapping[str, ComparedCell]  # by the workload's key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
+class _Change(NamedTuple):
     """Distances from "no change", before they are put on a common scale."""
 
     value: float
@@ -346,7 +305,7 @@ def compared_columns(
     speeds = {key: change for key, row in measured.items() if (change := _speed(row))}
     if speeds:
         hint = "Throughput relative to the same workload without changes, run in turns."
-        columns.append(ComparedColumn(title="Times as fast", hint=hint, cells=_on_scale(speeds)))
+        columns.append(ComparedColumn("Times as fast", hint, _on_scale(speeds)))
     return columns
 
 
@@ -354,15 +313,16 @@ def earlier_rows(
     measured: Mapping[str, WorkloadResult], against: BenchResults | None
 ) -> dict[str, WorkloadResult]:
     """By key, the row that each is shown beside: in `against`, else the one without remedies."""
+
+    def identity(row: WorkloadResult) -> tuple[object, ...]:
+        settings = tuple(sorted((name, str(value)) for name, value in row.settings.items()))
+        remedies = tuple(sorted(row.remedies)) if against else ()
+        return row.name, row.size, row.ranks, settings, remedies
+
     rows = against.workloads if against else [r for r in measured.values() if not r.remedies]
-    partners = {_identity(row, against): row for row in rows if row.status == "measured"}
-    pairs = {key: partners.get(_identity(now, against)) for key, now in measured.items()}
+    partners = {identity(row): row for row in rows if row.status == "measured"}
+    pairs = {key: partners.get(identity(now)) for key, now in measured.items()}
     return {key: row for key, row in pairs.items() if row and row is not measured[key]}
-
-
-def _identity(row: WorkloadResult, against: BenchResults | None) -> tuple[object, ...]:
-    settings = tuple(sorted((name, str(value)) for name, value in row.settings.items()))
-    return row.name, row.size, row.ranks, settings, tuple(sorted(row.remedies)) if against else ()
 
 
 def _against(comparison: BenchComparison, measured: Mapping[str, WorkloadResult]) -> ComparedColumn:
@@ -372,13 +332,12 @@ def _against(comparison: BenchComparison, measured: Mapping[str, WorkloadResult]
     for key, row in rows.items():
         if key not in cells:
             tip = f"Not comparable\n{one_line(row.why or 'the reason is not known')}"
-            cells[key] = ComparedCell(value=None, words="–", tip=tip, tone="still")
-    return ComparedColumn(
-        title="Step, change",
-        hint=f"Compared with {one_line(comparison.against)}, with intervals. All intervals "
-        "together hold with 95% confidence.",
-        cells=cells,
+            cells[key] = ComparedCell(None, "–", tip, "still")
+    hint = (
+        f"Compared with {one_line(comparison.against)}, with intervals. All intervals "
+        "together hold with 95% confidence."
     )
+    return ComparedColumn("Step, change", hint, cells)
 
 
 def _change(row: WorkloadChange) -> _Change | None:
@@ -392,14 +351,9 @@ def _change(row: WorkloadChange) -> _Change | None:
         lines.append(f"mostly {one_line(moved)}")
     if parts := parts_words(row):
         lines.append(parts)
-    return _Change(
-        value=row.counted_change,
-        low=row.counted_low,
-        high=row.counted_high,
-        words=words,
-        tip="\n".join([*lines, *map(one_line, row.notes)]),
-        tone={"faster": "good", "slower": "bad"}.get(row.verdict, "still"),
-    )
+    tip = "\n".join([*lines, *map(one_line, row.notes)])
+    tone = {"faster": "good", "slower": "bad"}.get(row.verdict, "still")
+    return _Change(row.counted_change, row.counted_low, row.counted_high, words, tip, tone)
 
 
 def _speed(row: WorkloadResult) -> _Change | None:
@@ -409,38 +363,33 @@ def _speed(row: WorkloadResult) -> _Change | None:
     low, high = row.speedup_low, row.speedup_high
     sure = low is not None and high is not None and not low <= 1 <= high
     return _Change(
-        value=math.log(row.speedup),
-        low=math.log(low) if low else None,
-        high=math.log(high) if high else None,
-        words=f"{significant(row.speedup)}×",
-        tip=f"{speed_words(row)} times as fast as without {one_line(' + '.join(row.remedies))}",
-        tone="still" if not sure else "good" if row.speedup > 1 else "bad",
+        math.log(row.speedup),
+        math.log(low) if low else None,
+        math.log(high) if high else None,
+        f"{significant(row.speedup)}×",
+        f"{speed_words(row)} times as fast as without {one_line(' + '.join(row.remedies))}",
+        "still" if not sure else "good" if row.speedup > 1 else "bad",
     )
 
 
 def _on_scale(changes: Mapping[str, _Change]) -> dict[str, ComparedCell]:
     """On one scale. An interval that is absurdly wide ends at the track's edge."""
     farthest = max((abs(change.value) for change in changes.values()), default=0.0)
-    widest = max((abs(end) for change in changes.values() for end in _ends(change)), default=0.0)
+    ends = [end for change in changes.values() for end in (change.low, change.high)]
+    widest = max((abs(end) for end in ends if end is not None), default=0.0)
     reach = max(farthest, min(widest, 3 * farthest)) or 1.0
 
     def at(distance: float) -> float:
         return 50 + 48 * min(max(distance / reach, -1.0), 1.0)
 
+    def ends_of(change: _Change) -> tuple[float, float] | None:
+        if change.low is None or change.high is None:
+            return None
+        return at(change.low), at(change.high)
+
     return {
         key: ComparedCell(
-            value=change.value,
-            words=change.words,
-            tip=change.tip,
-            tone=change.tone,
-            at=at(change.value),
-            reach=None
-            if change.low is None or change.high is None
-            else (at(change.low), at(change.high)),
+            change.value, change.words, change.tip, change.tone, at(change.value), ends_of(change)
         )
         for key, change in changes.items()
     }
-
-
-def _ends(change: _Change) -> Iterable[float]:
-    return [end for end in (change.low, change.high) if end is not None]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -29,9 +30,11 @@ from stepscope.ui.html.render import render_page, write_atomically
 from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, rect, short_tick, text
 from stepscope.ui.topics.measurements import (
     algorithm_name,
+    algorithm_table,
     calibration_answer,
-    collective_rows,
+    collective_table,
     contention_sentence,
+    crossover_table,
     crossover_words,
     crossovers_right,
     kinds_of,
@@ -47,33 +50,13 @@ _COLORS = {
     "intra-host": "memory",
     "inter-host": "data_loading",
 }
-_WIDTH = 440
+_WIDTH, _HEIGHT = 440, 320
 _LEFT, _RIGHT = 52, 416
 _TOP, _BOTTOM = 10, 216  # of the times
 _ERRORS_TOP, _ERRORS_BOTTOM = 242, 296
-_HEIGHT = 320
 _MOST_TICKS = 5
 _POINTS = 48  # of a predicted line: straight lines bend on log axes
 _LEAST_ERROR, _MOST_ERROR = 0.1, 1.0  # the error axis ends between these
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitLine:
-    """One group's line in a chart's caption."""
-
-    color: str
-    group: str
-    formula: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitChart:
-    """One kind of collective."""
-
-    title: str
-    series: list[FitLine]
-    svg: Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,24 +75,30 @@ class FitAxes(LogAxes):
 def write_calibration(profile: Profile, file: Path) -> None:
     words, charts = calibration_answer(profile), draw_charts(profile.fits)
     links = [("verdict", "Verdict"), ("machine", "Machine"), ("collectives", "Collectives")]
+    facts = [("Host", profile.host), ("Device", profile.device), ("torch", profile.torch)]
+    if profile.backend:
+        facts += [("Ranks", str(profile.world_size)), ("Backend", profile.backend)]
     page = render_page(
         "calibration.html.j2",
         styles=["report.css", "calibration.css"],
         title=words.verdict,
         links=links if charts else links[:2],
-        message_size=binary_size,
         words=words,
-        facts=_facts(profile),
+        facts=[*facts, ("Measured", _when(profile.when_unix))],
         machine=machine_rows(profile),
         charts=charts,
-        rows=collective_rows(profile),
+        table=collective_table(profile).for_page(),
         beside=contention_sentence(profile),
         refused=list(profile.not_offered.items()),
     )
     write_atomically(file, page)
 
 
-def draw_charts(fits: Sequence[CollectiveFit]) -> list[FitChart]:
+def _when(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
+
+
+def draw_charts(fits: Sequence[CollectiveFit]) -> list[dict[str, Any]]:
     """One for each kind of collective, with all groups in it."""
     return [
         _chart(kind, [fit for fit in fits if fit.kind == kind])
@@ -117,39 +106,26 @@ def draw_charts(fits: Sequence[CollectiveFit]) -> list[FitChart]:
     ]
 
 
-def _facts(profile: Profile) -> list[tuple[str, str]]:
-    facts = [("Host", profile.host), ("Device", profile.device), ("torch", profile.torch)]
-    if profile.backend:
-        facts += [("Ranks", str(profile.world_size)), ("Backend", profile.backend)]
-    facts.append(("Measured", time.strftime("%Y-%m-%d %H:%M", time.localtime(profile.when_unix))))
-    return facts
-
-
-def _chart(kind: str, fits: list[CollectiveFit]) -> FitChart:
+def _chart(kind: str, fits: list[CollectiveFit]) -> dict[str, Any]:
     axes = _axes(fits)
-    parts = _grid(axes)
+    parts, series = _grid(axes), []
     for fit in fits:
         color = _COLORS.get(fit.group, "compute")
         parts.append(f'<g class="s-{color}">{_draw_errors(fit, axes)}{_draw_times(fit, axes)}</g>')
+        rates = " → ".join(
+            significant(1 / segment.beta_ns_per_byte) if segment.beta_ns_per_byte else "flat"
+            for segment in fit.segments
+        )
+        series.append(
+            {
+                "color": color,
+                "group": f"{fit.group}, {counted(fit.group_size, 'rank')}",
+                "formula": f"{duration(fit.latency_ns)} + bytes / {rates} GB/s",
+                "error": f"off by {percent(fit.held_out)}, noise {percent(fit.noise)}",
+            }
+        )
     title = f"{kind}: predicted and measured time by size"
-    return FitChart(
-        title=kind,
-        series=[_fit_line(fit) for fit in fits],
-        svg=drawing(_WIDTH, _HEIGHT, title, parts),
-    )
-
-
-def _fit_line(fit: CollectiveFit) -> FitLine:
-    rates = " → ".join(
-        significant(1 / segment.beta_ns_per_byte) if segment.beta_ns_per_byte else "flat"
-        for segment in fit.segments
-    )
-    return FitLine(
-        color=_COLORS.get(fit.group, "compute"),
-        group=f"{fit.group}, {counted(fit.group_size, 'rank')}",
-        formula=f"{duration(fit.latency_ns)} + bytes / {rates} GB/s",
-        error=f"off by {percent(fit.held_out)}, noise {percent(fit.noise)}",
-    )
+    return {"title": kind, "series": series, "svg": drawing(_WIDTH, _HEIGHT, title, parts)}
 
 
 def _axes(fits: list[CollectiveFit]) -> FitAxes:
@@ -170,31 +146,31 @@ def _axes(fits: list[CollectiveFit]) -> FitAxes:
 
 
 def _grid(axes: FitAxes) -> list[str]:
+    # Powers of two at equal steps, the last one among them where a step allows it.
+    powers = _powers_of_two(axes)
+    last = len(powers) - 1
+    steps = range(max(1, math.ceil(last / (_MOST_TICKS - 1))), last + 2)
+    step = next((step for step in steps[:4] if last % step == 0), steps[0])
     parts = []
-    for size_bytes in _ticks(axes):
-        x = axes.x(size_bytes)
+    for power in powers[::step]:
+        x = axes.x(1 << power)
         parts.append(path("grid", [(x, _TOP), (x, _BOTTOM)]))
         parts.append(path("grid", [(x, _ERRORS_TOP), (x, _ERRORS_BOTTOM)]))
-        parts.append(text("tick", x, _HEIGHT - 6, binary_size(size_bytes)))
-    for ns in _levels(axes):
-        parts.append(path("grid", [(_LEFT, axes.y(ns)), (_RIGHT, axes.y(ns))]))
-        parts.append(_level(axes.y(ns), short_tick(duration(ns))))
+        parts.append(text("tick", x, _HEIGHT - 6, binary_size(1 << power)))
+    levels = [(axes.y(ns), short_tick(duration(ns))) for ns in _levels(axes)]
     for error in (axes.largest_error, 0.0, -axes.largest_error):
-        y = axes.y_error(error)
+        words = signed_percent(error).replace("-", "−") if error else "0"
+        levels.append((axes.y_error(error), words))
+    for y, words in levels:
         parts.append(path("grid", [(_LEFT, y), (_RIGHT, y)]))
-        parts.append(_level(y, signed_percent(error).replace("-", "−") if error else "0"))
+        parts.append(text("level", _LEFT - 7, y, words))
     parts.append(text("", _LEFT + 3, _ERRORS_TOP - 5, "error of the prediction"))
     parts += [path("frame", [(_LEFT, y), (_RIGHT, y)]) for y in (_BOTTOM, _ERRORS_BOTTOM)]
     return parts
 
 
-def _ticks(axes: FitAxes) -> list[int]:
-    """Powers of two at equal steps, the last one among them where a step allows it."""
-    powers = range(math.ceil(math.log2(axes.x_low)), int(math.log2(axes.x_high)) + 1)
-    last = len(powers) - 1
-    steps = range(max(1, math.ceil(last / (_MOST_TICKS - 1))), last + 2)
-    step = next((step for step in steps[:4] if last % step == 0), steps[0])
-    return [1 << power for power in powers[::step]]
+def _powers_of_two(axes: LogAxes) -> range:
+    return range(math.ceil(math.log2(axes.x_low)), int(math.log2(axes.x_high)) + 1)
 
 
 def _levels(axes: FitAxes) -> list[float]:
@@ -245,48 +221,11 @@ def _errors(fit: CollectiveFit) -> list[tuple[int, float]]:
     ]
 
 
-def _level(y: float, words: str) -> str:
-    return text("level", _LEFT - 7, y, words)
-
-
 # The collectives laboratory's page: time against size, crossovers, and schedules step by step.
 
 _TIMES_WIDTH, _TIMES_HEIGHT = 620, 380
-_TIMES_LEFT, _TIMES_RIGHT, _TIMES_TOP, _TIMES_BOTTOM = 62, 600, 12, 336
+_TIMES_BOX = {"left": 62, "right": 600, "top": 12, "bottom": 336}
 _MOST_SIZES = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmSeries:
-    """One algorithm in a chart's caption and table."""
-
-    name: str
-    color: str
-    formula: str
-    steps: str
-    sent: str
-    error: str
-    times: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmChart:
-    """One collective."""
-
-    title: str
-    sizes: list[str]
-    series: list[AlgorithmSeries]
-    svg: Markup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleFigure:
-    """One algorithm's steps."""
-
-    id: str
-    title: str
-    steps: int
-    svg: Markup
 
 
 def write_laboratory(report: LaboratoryReport, file: Path) -> None:
@@ -299,38 +238,56 @@ def write_laboratory(report: LaboratoryReport, file: Path) -> None:
         title=words.verdict,
         links=[*links, ("steps", "Step by step")],
         words=words,
-        facts=_laboratory_facts(report),
+        facts=[
+            ("Host", report.host),
+            ("Device", report.device),
+            ("torch", report.torch),
+            ("Ranks", str(report.world_size)),
+            ("Hosts", str(len(report.hosts))),
+            ("Backend", report.backend),
+            ("Checked against torch", str(report.checked)),
+            ("Measured", _when(report.when_unix)),
+        ],
         link=link_rows(report),
-        charts=[draw_times(report, kind) for kind in kinds_of(report)],
-        crossovers=[(one.kind, *crossover_words(one)) for one in report.crossovers],
+        charts=[_draw_times_of(report, kind) for kind in kinds_of(report)],
+        crossovers=crossover_table(report).for_page(),
         right=crossovers_right(report.crossovers),
-        figures=draw_figures(report),
-        ranks=report.world_size,
+        figures=_draw_figures(report),
     )
     write_atomically(file, page)
 
 
-def draw_figures(report: LaboratoryReport) -> list[ScheduleFigure]:
+def _draw_figures(report: LaboratoryReport) -> list[dict[str, Any]]:
     """Every algorithm's all-reduce, with the job's ranks or as many as fit."""
     ranks = min(report.world_size, MOST_RANKS)
     groups = report.groups if ranks == report.world_size else None
     schedules = [build_schedule(name, "all_reduce", ranks, groups) for name in ALGORITHMS]
     return [
-        ScheduleFigure(
-            id=schedule.algorithm,
-            title=f"{algorithm_name(schedule.algorithm)} all_reduce, {ranks} ranks",
-            steps=len(schedule.steps),
-            svg=draw_schedule(schedule),
-        )
+        {
+            "id": schedule.algorithm,
+            "title": f"{algorithm_name(schedule.algorithm)} all_reduce, {ranks} ranks",
+            "steps": len(schedule.steps),
+            "svg": draw_schedule(schedule),
+        }
         for schedule in schedules
     ]
 
 
-def draw_times(report: LaboratoryReport, kind: str) -> AlgorithmChart:
+def _draw_times_of(report: LaboratoryReport, kind: str) -> dict[str, Any]:
     """Dots are measured, lines are the formula; the backend's own dots are joined by dashes."""
     algorithms = of_kind(report, kind)
-    axes = _times_axes(algorithms)
-    parts = axes.grid_x(_size_ticks(axes), lambda value: binary_size(value))
+    sizes = [one for times in algorithms for one in times.sizes]
+    expected = [one.predicted_ns for one in sizes if one.predicted_ns]
+    axes = LogAxes(
+        **_TIMES_BOX,
+        x_low=min(one.size_bytes for one in sizes) / 1.3,
+        x_high=max(one.size_bytes for one in sizes) * 1.3,
+        y_low=min([one.low_ns for one in sizes] + expected) / 1.2,
+        y_high=max([one.high_ns for one in sizes] + expected) * 1.2,
+    )
+    powers = _powers_of_two(axes)
+    ticks = [1 << power for power in powers[:: max(1, -(-len(powers) // _MOST_SIZES))]]
+    parts = axes.grid_x(ticks, binary_size)
     levels = log_levels(axes.y_low, axes.y_high, 8)
     parts += axes.grid_y(levels, lambda value: short_tick(duration(value)))
     parts += axes.frame(_TIMES_HEIGHT, "bytes of the vector", "time")
@@ -338,50 +295,18 @@ def draw_times(report: LaboratoryReport, kind: str) -> AlgorithmChart:
     for one in report.crossovers:
         if one.kind == kind and one.measured_bytes:
             x = axes.x(one.measured_bytes)
-            words = f"measured crossover, {' '.join(crossover_words(one)[:1])}"
-            parts.append(path("crossing", [(x, _TIMES_TOP), (x, _TIMES_BOTTOM)], title=words))
-    return AlgorithmChart(
-        title=kind,
-        sizes=[binary_size(one.size_bytes) for one in algorithms[0].sizes],
-        series=[_series(times) for times in algorithms],
-        svg=drawing(_TIMES_WIDTH, _TIMES_HEIGHT, f"{kind}: time by size and algorithm", parts),
-    )
+            words = f"measured crossover, {crossover_words(one)[0]}"
+            parts.append(path("crossing", [(x, axes.top), (x, axes.bottom)], title=words))
+    return {
+        "title": kind,
+        "colors": [_color(times.algorithm) for times in algorithms],
+        "table": algorithm_table(algorithms, range(len(algorithms[0].sizes))).for_page(),
+        "svg": drawing(_TIMES_WIDTH, _TIMES_HEIGHT, f"{kind}: time by size and algorithm", parts),
+    }
 
 
 def _color(algorithm: str) -> str:
     return f"a-{algorithm}" if algorithm in ALGORITHMS else "a-backend"
-
-
-def _series(times: AlgorithmTimes) -> AlgorithmSeries:
-    return AlgorithmSeries(
-        name=algorithm_name(times.algorithm),
-        color=_color(times.algorithm),
-        formula=times.formula or "the backend's own",
-        steps="" if times.steps is None else str(times.steps),
-        sent="" if times.sent is None else f"{significant(times.sent)} n",
-        error="" if times.error is None else percent(times.error),
-        times=[duration(one.time_ns) for one in times.sizes],
-    )
-
-
-def _times_axes(algorithms: list[AlgorithmTimes]) -> LogAxes:
-    sizes = [one for times in algorithms for one in times.sizes]
-    expected = [one.predicted_ns for one in sizes if one.predicted_ns]
-    return LogAxes(
-        left=_TIMES_LEFT,
-        right=_TIMES_RIGHT,
-        top=_TIMES_TOP,
-        bottom=_TIMES_BOTTOM,
-        x_low=min(one.size_bytes for one in sizes) / 1.3,
-        x_high=max(one.size_bytes for one in sizes) * 1.3,
-        y_low=min([one.low_ns for one in sizes] + expected) / 1.2,
-        y_high=max([one.high_ns for one in sizes] + expected) * 1.2,
-    )
-
-
-def _size_ticks(axes: LogAxes) -> list[float]:
-    powers = range(math.ceil(math.log2(axes.x_low)), int(math.log2(axes.x_high)) + 1)
-    return [float(1 << power) for power in powers[:: max(1, -(-len(powers) // _MOST_SIZES))]]
 
 
 def _draw(times: AlgorithmTimes, axes: LogAxes) -> str:
@@ -393,27 +318,13 @@ def _draw(times: AlgorithmTimes, axes: LogAxes) -> str:
     ]
     parts = [path("line", expected) if expected else path("line is-dashed", measured)]
     for (x, y), one in zip(measured, times.sizes, strict=True):
-        said = f", formula {duration(one.predicted_ns)}" if one.predicted_ns else ""
+        formula = f", formula {duration(one.predicted_ns)}" if one.predicted_ns else ""
         title = (
             f"{algorithm_name(times.algorithm)}, {binary_size(one.size_bytes)}: "
-            f"{duration(one.time_ns)} ({duration(one.low_ns)} to {duration(one.high_ns)}){said}"
+            f"{duration(one.time_ns)} ({duration(one.low_ns)} to {duration(one.high_ns)}){formula}"
         )
         parts.append(circle("dot", x, y, 3.2, title=title))
     return f'<g class="{_color(times.algorithm)}">{"".join(parts)}</g>'
-
-
-def _laboratory_facts(report: LaboratoryReport) -> list[tuple[str, str]]:
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.when_unix))
-    return [
-        ("Host", report.host),
-        ("Device", report.device),
-        ("torch", report.torch),
-        ("Ranks", str(report.world_size)),
-        ("Hosts", str(len(report.hosts))),
-        ("Backend", report.backend),
-        ("Checked against torch", str(report.checked)),
-        ("Measured", when),
-    ]
 
 
 # A schedule as a picture: a column for each rank, time downwards, an arrow for each message.
@@ -429,7 +340,7 @@ MOST_RANKS = 8
 
 def draw_schedule(schedule: CollectiveSchedule) -> Markup:
     """Up to eight ranks; more would not fit a page."""
-    held = list(simulate(schedule))
+    states = list(simulate(schedule))
     width = _FIRST_RANK_X + schedule.ranks * (schedule.chunks * _BOX + _GAP)
     height = _FIRST_ROUND_Y + len(schedule.steps) * _ROW + _HIGH + 14
     parts = [
@@ -441,8 +352,8 @@ def draw_schedule(schedule: CollectiveSchedule) -> Markup:
         for rank in range(schedule.ranks)
         for chunk in range(schedule.chunks)
     ]
-    parts.append(_state(schedule, 0, held[0], start_of(schedule)))
-    for number, (before, after) in enumerate(pairwise(held), start=1):
+    parts.append(_state(schedule, 0, states[0], start_of(schedule)))
+    for number, (before, after) in enumerate(pairwise(states), start=1):
         arrows = "".join(_arrow(schedule, number, one) for one in schedule.steps[number - 1])
         row = _state(schedule, number, after, before)
         parts.append(f'<g data-step="{number}">{arrows}{row}</g>')
@@ -467,8 +378,7 @@ def _state(
 ) -> str:
     """All ranks' chunks; those that changed have a frame."""
     y = _FIRST_ROUND_Y + row * _ROW
-    label = "start" if row == 0 else f"step {row}"
-    parts = [text("diagram-step", 4, y + _HIGH / 2 + 4, label)]
+    parts = [text("diagram-step", 4, y + _HIGH / 2 + 4, f"step {row}" if row else "start")]
     for rank, chunks in enumerate(held):
         for chunk, ranks in enumerate(chunks):
             x = _x(schedule, rank, chunk)
@@ -484,14 +394,13 @@ def _state(
 
 def _arrow(schedule: CollectiveSchedule, row: int, message: Message) -> str:
     """From the middle of each run of chunks to the same chunks of the target."""
+    kind, what = ("diagram-add", "adds") if message.adds else ("diagram-copy", "keeps")
+    top, bottom = _FIRST_ROUND_Y + (row - 1) * _ROW + _HIGH + 2, _FIRST_ROUND_Y + row * _ROW - 3
     parts = []
     for first, end in runs(message.chunks):
         middle = (first + end) / 2
         source, target = (_x(schedule, rank, middle) for rank in (message.source, message.target))
-        top, bottom = _FIRST_ROUND_Y + (row - 1) * _ROW + _HIGH + 2, _FIRST_ROUND_Y + row * _ROW - 3
-        kind = "diagram-add" if message.adds else "diagram-copy"
         chunks = f"chunk {first}" if end == first + 1 else f"chunks {first}-{end - 1}"
-        what = "adds" if message.adds else "keeps"
         title = f"rank {message.source} → rank {message.target}, which {what} {chunks}"
         parts.append(path(kind, [(source, top), (target, bottom)], title=title))
         head = [(target - 4, bottom - 5), (target, bottom + 1), (target + 4, bottom - 5)]

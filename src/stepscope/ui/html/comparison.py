@@ -4,69 +4,58 @@ charts and tables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
+from stepscope.records.comparison import Comparison, Side
 from stepscope.records.explanation import Budget, Part
 from stepscope.text.figures import (
     milliseconds,
     percent,
     relative_change,
     relative_interval,
-    signed_percent,
     significant,
-    size,
     unsigned_percent,
 )
-from stepscope.text.words import sentence
 from stepscope.ui.html.lanes import draw_pair, lanes_of_side
 from stepscope.ui.html.render import render_page, slices, write_atomically
 from stepscope.ui.html.svg import circle, line, rect, round_values, short_tick, text
 from stepscope.ui.topics.comparison import (
     comparison_answer,
-    median_words,
-    open_words,
+    comparison_facts,
+    name_table,
+    phase_name,
+    phase_table,
     phases_and_rest,
-    profiled_words,
-    promise_words,
-    row_name,
-    run_with_words,
+    promise_sentences,
+    run_table,
+    signed_ms,
     whole_steps,
 )
-from stepscope.ui.words import PARTS, short_kernel
+from stepscope.ui.topics.section import Cells
+from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.comparison import Comparison, NameChange, PhaseChange, Side
-
     Floats = NDArray[np.float64]
+    Ends = tuple[float, float]
 
-STYLES = ("report.css", "calibration.css", "comparison.css")
 _ROWS = 25
-_LONGEST_NAME = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainTable:
-    """A table; all columns but the first are numbers, unless `numbers` is False."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    numbers: bool = True
+_WIDE = 1 << 16  # a page cuts no path
 
 
 def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) -> None:
     """Where the comparison read both traces, they are read again for one step of each."""
     words = comparison_answer(comparison)
-    fall, bars, pair = waterfall(comparison), _bars(comparison), _pair(comparison, cache)
-    tables = [table for table in _tables(comparison) if table.rows]
+    fall, bars, pair = waterfall(comparison), _bars(comparison), None
+    if comparison.budget:
+        a, b = (lanes_of_side(side, cache=cache) for side in (comparison.a, comparison.b))
+        pair = draw_pair(a, b) if a and b else None
+    tables = [cells for cells in _tables(comparison) if cells.rows]
     sections = {
         "verdict": ("Verdict", True),
         "moved": ("What changed", fall),
@@ -75,15 +64,26 @@ def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) 
         "timelines": ("Timelines", pair),
         "tables": ("Tables", tables),
     }
+    smallest = unsigned_percent(comparison.smallest_detectable)
     page = render_page(
         "comparison.html.j2",
-        styles=STYLES,
+        styles=("report.css", "calibration.css", "comparison.css"),
         scripts=["comparison"],
         title=words.verdict,
         links=[(id_, title) for id_, (title, there) in sections.items() if there],
         words=words,
-        promises=_promises(comparison),
-        facts=_facts(comparison),
+        promises=promise_sentences(comparison),
+        facts=[
+            ("A", milliseconds(comparison.a_ms)),
+            ("B", milliseconds(comparison.b_ms)),
+            ("Runs", f"{len(comparison.a.runs)} and {len(comparison.b.runs)}"),
+            ("Smallest change that this comparison finds", smallest),
+            *(
+                (fact.title, fact.page_words or fact.words)
+                for fact in comparison_facts(comparison)
+                if fact.title
+            ),
+        ],
         fall=fall,
         confidence=percent(comparison.confidence),
         a_ms=milliseconds(comparison.a_ms),
@@ -101,47 +101,6 @@ def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) 
     write_atomically(path, page)
 
 
-def _pair(comparison: Comparison, cache: bool) -> Markup | None:
-    if not comparison.budget:
-        return None
-    a, b = (lanes_of_side(side, cache=cache) for side in (comparison.a, comparison.b))
-    return draw_pair(a, b) if a and b else None
-
-
-def _promises(comparison: Comparison) -> list[tuple[str, bool]]:
-    """What was promised, and whether it was delivered."""
-    promise = comparison.promise
-    closed = [(promise_words(promise), bool(promise.inside))] if promise else []
-    return closed + [(open_words(still_open), False) for still_open in comparison.open_promises]
-
-
-def _facts(comparison: Comparison) -> list[tuple[str, str]]:
-    facts = [
-        ("A", milliseconds(comparison.a_ms)),
-        ("B", milliseconds(comparison.b_ms)),
-        ("Runs", f"{len(comparison.a.runs)} and {len(comparison.b.runs)}"),
-        (
-            "Smallest change that this comparison finds",
-            unsigned_percent(comparison.smallest_detectable),
-        ),
-    ]
-    if run_with := run_with_words(comparison):
-        facts.append(("Changes", run_with))
-    if comparison.median is not None:
-        facts.append(("Typical step", median_words(comparison)))
-    if profiled := profiled_words(comparison):
-        facts.append(("As recorded", profiled))
-    if comparison.slow_steps is not None:
-        slow = comparison.slow_steps
-        times = f"{significant(slow.a_ms)} -> {milliseconds(slow.b_ms)}"
-        ends = relative_interval(slow.low, slow.high)
-        facts.append(("Slow steps, 95th percentile", f"{times} ({ends})"))
-    if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
-        peaks = f"{size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}"
-        facts.append(("Memory peak", peaks))
-    return facts
-
-
 def _bars(comparison: Comparison) -> dict[str, Any] | None:
     """Both steps divided, one under the other on one scale, and what each colour stands for."""
     rows = comparison.budget
@@ -149,130 +108,68 @@ def _bars(comparison: Comparison) -> dict[str, Any] | None:
         return None
     steps = whole_steps(comparison)
     longest = max(steps)
-    sides = (
-        _budget(steps[0], [(row.id, row.a_ms) for row in rows]),
-        _budget(steps[1], [(row.id, row.b_ms) for row in rows]),
-    )
-    known = {part.label: part for side in sides for part in slices(side)}
-    return {
-        "title": f"Parts of the {'profiled ' if comparison.is_as_recorded else ''}step",
-        "sides": (_bar_side("A", sides[0], longest), _bar_side("B", sides[1], longest)),
-        "legend": [
+    sides: list[dict[str, Any]] = []
+    for name, step_ms in zip("ab", steps, strict=True):
+        times = [(row.id, getattr(row, f"{name}_ms")) for row in rows]
+        parts = tuple(Part(id=id_, ms=ms, share=ms / step_ms) for id_, ms in times)
+        sides.append(
             {
-                "part": known[PARTS[row.id][0]],
-                "a": significant(row.a_ms),
-                "b": significant(row.b_ms),
-                "change": signed(row.change_ms),
+                "name": name.upper(),
+                "step": milliseconds(step_ms),
+                "parts": slices(Budget(step_ms=step_ms, basis="measured", parts=parts)),
+                "left_over": longest - step_ms,  # how much shorter this bar is than the longer one
             }
-            for row in rows
-            if PARTS[row.id][0] in known
-        ],
-        "whole": (
-            "The step",
-            significant(steps[0]),
-            significant(steps[1]),
-            signed(steps[1] - steps[0]),
-        ),
-        "longest": longest,
-        "about": _about_bars(comparison),
-    }
-
-
-def _about_bars(comparison: Comparison) -> str:
-    if comparison.is_as_recorded:
-        return (
-            "Parts of the recorded steps: they add up to the step. The steps are too few for "
-            "intervals."
         )
-    return (
+    known = {part.label: part for side in sides for part in side["parts"]}
+    about = (
         "Each side's step, split as in the trace of a few steps. The parts add up to the "
         "step and have no interval. The phases above cover all steps."
     )
+    if comparison.is_as_recorded:
+        about = (
+            "Parts of the recorded steps: they add up to the step. The steps are too few for "
+            "intervals."
+        )
 
+    def numbers(a: float, b: float) -> tuple[str, str, str]:
+        return significant(a), significant(b), signed_ms(b - a)
 
-def _budget(step_ms: float, parts: Sequence[tuple[str, float]]) -> Budget:
-    return Budget(
-        step_ms=step_ms,
-        basis="measured",
-        parts=tuple(Part(id=id_, ms=ms, share=ms / step_ms) for id_, ms in parts),
-    )
-
-
-def _bar_side(name: str, budget: Budget, longest: float) -> dict[str, Any]:
-    """`left_over` is how much shorter this bar is than the longer one."""
     return {
-        "name": name,
-        "step": milliseconds(budget.step_ms),
-        "parts": slices(budget),
-        "left_over": longest - budget.step_ms,
+        "title": f"Parts of the {'profiled ' if comparison.is_as_recorded else ''}step",
+        "sides": sides,
+        "legend": [
+            (known[PARTS[row.id][0]], *numbers(row.a_ms, row.b_ms)[:2], signed_ms(row.change_ms))
+            for row in rows
+            if PARTS[row.id][0] in known
+        ],
+        "whole": ("The step", *numbers(*steps)),
+        "longest": longest,
+        "about": about,
     }
 
 
-def _tables(comparison: Comparison) -> list[PlainTable]:
-    columns = ("", "A, ms", "B, ms", "change, ms")
-    named = (*columns, "calls A", "calls B")
-    config = [(row.name, row.a or "-", row.b or "-") for row in comparison.config]
-    changed = [(row.name, row.a or "-", row.b or "-") for row in comparison.evidence.changed]
-    return [
-        PlainTable(title="Phases", columns=(*columns, "interval, ms"), rows=_phases(comparison)),
-        PlainTable(title="Kernels", columns=named, rows=_named(comparison.kernels)),
-        PlainTable(title="Operators", columns=named, rows=_named(comparison.operators)),
-        PlainTable(title="Runs", columns=_RUNS, rows=_runs(comparison)),
-        PlainTable(
-            title="What changed in the step", columns=("", "A", "B"), rows=changed, numbers=False
-        ),
-        PlainTable(title="What else differs", columns=("", "A", "B"), rows=config, numbers=False),
-    ]
-
-
-_RUNS = ("run", "mean, ms", "median, ms", "steps", "independent", "warm-up left out", "drift")
-
-
-def _runs(comparison: Comparison) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"{name} · {run.path}{f' rank {run.rank}' if run.rank is not None else ''}",
-            significant(run.mean_ms),
-            significant(run.median_ms),
-            str(run.steps),
-            f"{run.effective_steps:.0f}",
-            str(run.warm_up),
-            signed_percent(run.drift) if run.drift else "-",
-        )
-        for name, side in (("A", comparison.a), ("B", comparison.b))
-        for run in side.runs
-    ]
-
-
-def _phases(comparison: Comparison) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (
-            _phase_name(row),
-            significant(row.a_ms),
-            significant(row.b_ms),
-            signed(row.change_ms),
-            f"{signed(row.low_ms)} to {signed(row.high_ms)}",
-        )
-        for row in phases_and_rest(comparison)
-    ]
-    if rows:
+def _tables(comparison: Comparison) -> list[Cells]:
+    phases = phases_and_rest(comparison)
+    phase_cells = phase_table(comparison, phases).for_page()
+    if phases:
         a, b = comparison.a_ms, comparison.b_ms
-        between = f"{signed(a * comparison.low)} to {signed(a * comparison.high)}"
-        rows.append(("The step", significant(a), significant(b), signed(b - a), between))
-    return rows
-
-
-def _named(rows: tuple[NameChange, ...]) -> list[tuple[str, ...]]:
-    return [
-        (
-            short_kernel(row.name, _LONGEST_NAME),
-            "-" if row.a_ms is None else significant(row.a_ms),
-            "-" if row.b_ms is None else significant(row.b_ms),
-            signed(row.change_ms),
-            "-" if row.a_calls is None else f"{row.a_calls:.4g}",
-            "-" if row.b_calls is None else f"{row.b_calls:.4g}",
+        ends = f"{signed_ms(a * comparison.low)} to {signed_ms(a * comparison.high)}"
+        phase_cells.rows.append(
+            ["The step", significant(a), significant(b), signed_ms(b - a), ends]
         )
-        for row in rows[:_ROWS]
+    facts = [
+        Cells(title, ["", "A", "B"], [[row.name, row.a or "-", row.b or "-"] for row in rows])
+        for title, rows in (
+            ("What changed in the step", comparison.evidence.changed),
+            ("What else differs", comparison.config),
+        )
+    ]
+    return [
+        phase_cells._replace(title="Phases"),
+        name_table(comparison.kernels[:_ROWS], _WIDE).for_page()._replace(title="Kernels"),
+        name_table(comparison.operators[:_ROWS], _WIDE).for_page()._replace(title="Operators"),
+        run_table(comparison, _WIDE).for_page()._replace(title="Runs"),
+        *facts,
     ]
 
 
@@ -286,42 +183,31 @@ _UNDRAWN = 3  # percentiles at the slow end: a single step may take a hundred ti
 _EDGE = 5  # percent of the width
 _HIGH = 150  # height of a chart of steps
 _MARGIN = 0.12
-_PHASES = {
-    "data": "Data",
-    "forward": "Forward",
-    "backward": "Backward",
-    "optimizer": "Optimizer",
-    "other": "Other",
-    "rest": "Rest of the step",
-}
 _BEYOND = 0.6  # of the waterfall's width: how far intervals may reach out of it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaterfallRow:
-    """One row of the waterfall; positions are percentages of its width."""
+class _Scale:
+    """Numbers to percentages of the width, never beyond its ends."""
 
-    label: str
-    change: str
-    between: str  # the interval, in words
-    tone: str  # less, more, or still
-    left: float
-    width: float
-    before: float  # where the row before ended
-    after: float
-    whisker: tuple[float, float] | None
+    def __init__(self, left: float, right: float) -> None:
+        self.left, self.right = left, right
+
+    def share(self, value: float) -> float:
+        place = (value - self.left) / ((self.right - self.left) or 1.0)
+        return 100 * min(max(place, 0.0), 1.0)
+
+    def at(self, value: float) -> str:
+        return f"{self.share(value):.2f}%"
+
+    def wide(self, low: float, high: float) -> str:
+        return f"{max(self.share(high) - self.share(low), 0.3):.2f}%"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waterfall:
-    """From A's step to B's: the rows' changes add up to B - A."""
-
-    a: str
-    b: str
-    a_at: float
-    b_at: float
-    rows: tuple[WaterfallRow, ...]
-    about: str
+def _svg(height: int, inside: str, label: str, color: str = "") -> Markup:
+    return Markup(
+        f'<svg class="{color}" style="height: {height}px" role="img" '
+        f'aria-label="{label}">{inside}</svg>'
+    )
 
 
 def draw_change(low: float, value: float, high: float) -> Markup:
@@ -359,7 +245,13 @@ def draw_spread(a: Side, b: Side) -> Markup:
         inside.append(line("middle", at, at, 4, _HIGH))
         bars.append(f'<g class="{color}">{"".join(inside)}</g>')
     base = line("frame", "0%", "100%", _HIGH, _HIGH)
-    return _svg(_HIGH + 22, "".join(bars) + base + _ticks(scale), "How long steps take, A and B")
+    many = 4 * scale.right / ((scale.right - scale.left) or 1.0)
+    ticks = [
+        text("is-middle", scale.at(ms), _HIGH + 16, short_tick(milliseconds(ms)))
+        for ms in round_values(scale.right, many)
+        if _EDGE <= scale.share(ms) <= 100 - _EDGE  # its words are not cut
+    ]
+    return _svg(_HIGH + 22, "".join([*bars, base, *ticks]), "How long steps take, A and B")
 
 
 def draw_order(a: Side, b: Side) -> Markup:
@@ -388,108 +280,7 @@ def draw_order(a: Side, b: Side) -> Markup:
     return _svg(_HIGH + 22, frame + "".join(groups + words), "Steps in the order they ran, A and B")
 
 
-def waterfall(comparison: Comparison) -> Waterfall | None:
-    """By phase over all measured steps; by part, without intervals, over profiled ones."""
-    rows = _measured_rows(comparison) or _profiled_rows(comparison)
-    if not rows:
-        return None
-    changes = np.cumsum([change for _, change, _ in rows])
-    ends = np.concatenate(([comparison.a_ms], comparison.a_ms + changes))
-    left, right = float(ends.min()), float(ends.max())
-    margin = _MARGIN * ((right - left) or 0.01 * comparison.a_ms)
-    scale = _Scale(left - margin, right + margin)
-    room = _BEYOND * (scale.right - scale.left)
-    reach = [ends[i] + end for i, (_, _, ends_ms) in enumerate(rows) for end in ends_ms or ()]
-    near = [x for x in reach if scale.left - room <= x <= scale.right + room]
-    # An interval that ends at the frame goes on beyond it; the others end within.
-    edge = 0.01 * (scale.right - scale.left)
-    scale = _Scale(min([scale.left, *near]) - edge, max([scale.right, *near]) + edge)
-    return Waterfall(
-        a=milliseconds(comparison.a_ms),
-        b=milliseconds(comparison.b_ms),
-        a_at=scale.share(comparison.a_ms),
-        b_at=scale.share(comparison.b_ms),
-        rows=tuple(
-            _waterfall_row(label, change, between, float(ends[place]), scale)
-            for place, (label, change, between) in enumerate(rows)
-        ),
-        about=_about(comparison),
-    )
-
-
-_Change = tuple[str, float, tuple[float, float] | None]  # label, ms, interval
-
-
-def _measured_rows(comparison: Comparison) -> list[_Change]:
-    return [
-        (_phase_name(row), row.change_ms, (row.low_ms, row.high_ms))
-        for row in phases_and_rest(comparison)
-    ]
-
-
-def _phase_name(row: PhaseChange) -> str:
-    return _PHASES.get(row.id) or sentence(row_name(row.id))
-
-
-def _profiled_rows(comparison: Comparison) -> list[_Change]:
-    return [(PARTS[x.id][0], x.change_ms, None) for x in comparison.budget if x.a_ms or x.b_ms]
-
-
-def _about(comparison: Comparison) -> str:
-    if not comparison.phases:
-        which = "profiled steps" if comparison.is_as_recorded else "steps, without the profiler"
-        return f"Parts of the {which}. Too few steps were recorded for intervals."
-    return (
-        "Phases of the training loop on the CPU, over all measured steps. Bars are "
-        f"differences of medians with their {percent(comparison.confidence)} intervals, and "
-        "what stalls add to the mean step. Pale bars are within noise. The rest makes the "
-        "bars add up to B - A."
-    )
-
-
-def _waterfall_row(
-    label: str, change: float, between: tuple[float, float] | None, start: float, scale: _Scale
-) -> WaterfallRow:
-    ends = sorted((start, start + change))
-    sure = between is None or not between[0] <= 0 <= between[1]
-    return WaterfallRow(
-        label=label,
-        change=f"{signed(change)} ms",
-        between="" if between is None else f"{signed(between[0])} to {signed(between[1])}",
-        tone="still" if not sure or not change else "less" if change < 0 else "more",
-        left=scale.share(ends[0]),
-        width=max(scale.share(ends[1]) - scale.share(ends[0]), 0.3),
-        before=scale.share(start),
-        after=scale.share(start + change),
-        whisker=None
-        if between is None
-        else (scale.share(start + between[0]), scale.share(start + between[1])),
-    )
-
-
-def signed(ms: float) -> str:
-    """With its sign; what is not worth three digits is 0."""
-    return "0" if abs(ms) < 5e-4 else f"{'+' if ms > 0 else ''}{significant(ms)}"
-
-
-class _Scale:
-    """Numbers to percentages of the width, never beyond its ends."""
-
-    def __init__(self, left: float, right: float) -> None:
-        self.left, self.right = left, right
-
-    def share(self, value: float) -> float:
-        place = (value - self.left) / ((self.right - self.left) or 1.0)
-        return 100 * min(max(place, 0.0), 1.0)
-
-    def at(self, value: float) -> str:
-        return f"{self.share(value):.2f}%"
-
-    def wide(self, low: float, high: float) -> str:
-        return f"{max(self.share(high) - self.share(low), 0.3):.2f}%"
-
-
-def _drawn_range(a: Side, b: Side) -> tuple[float, float]:
+def _drawn_range(a: Side, b: Side) -> Ends:
     """Without the slowest few percent, which would leave no room for the rest."""
     drawn = (*a.quantiles_ms[: -1 - _UNDRAWN], *b.quantiles_ms[: -1 - _UNDRAWN])
     margin = 0.04 * (max(drawn) - min(drawn)) or 0.01 * max(drawn)
@@ -504,17 +295,67 @@ def _shares(side: Side, edges: Floats) -> Floats:
     return shares
 
 
-def _ticks(scale: _Scale) -> str:
-    many = 4 * scale.right / ((scale.right - scale.left) or 1.0)
-    return "".join(
-        text("is-middle", scale.at(ms), _HIGH + 16, short_tick(milliseconds(ms)))
-        for ms in round_values(scale.right, many)
-        if _EDGE <= scale.share(ms) <= 100 - _EDGE  # its words are not cut
+def waterfall(comparison: Comparison) -> dict[str, Any] | None:
+    """From A's step to B's: the rows' changes add up to B - A; positions are percentages.
+
+    By phase over all measured steps; by part, without intervals, over profiled ones.
+    """
+    rows: list[tuple[str, float, Ends | None]] = [
+        (phase_name(row), row.change_ms, (row.low_ms, row.high_ms))
+        for row in phases_and_rest(comparison)
+    ] or [(PARTS[x.id][0], x.change_ms, None) for x in comparison.budget if x.a_ms or x.b_ms]
+    if not rows:
+        return None
+    changes = np.cumsum([change for _, change, _ in rows])
+    ends = np.concatenate(([comparison.a_ms], comparison.a_ms + changes))
+    left, right = float(ends.min()), float(ends.max())
+    margin = _MARGIN * ((right - left) or 0.01 * comparison.a_ms)
+    scale = _Scale(left - margin, right + margin)
+    room = _BEYOND * (scale.right - scale.left)
+    reach = [ends[i] + end for i, (_, _, ends_ms) in enumerate(rows) for end in ends_ms or ()]
+    near = [x for x in reach if scale.left - room <= x <= scale.right + room]
+    # An interval that ends at the frame goes on beyond it; the others end within.
+    edge = 0.01 * (scale.right - scale.left)
+    scale = _Scale(min([scale.left, *near]) - edge, max([scale.right, *near]) + edge)
+    about = (
+        "Phases of the training loop on the CPU, over all measured steps. Bars are "
+        f"differences of medians with their {percent(comparison.confidence)} intervals, and "
+        "what stalls add to the mean step. Pale bars are within noise. The rest makes the "
+        "bars add up to B - A."
     )
+    if not comparison.phases:
+        which = "profiled steps" if comparison.is_as_recorded else "steps, without the profiler"
+        about = f"Parts of the {which}. Too few steps were recorded for intervals."
+    return {
+        "a": milliseconds(comparison.a_ms),
+        "b": milliseconds(comparison.b_ms),
+        "a_at": scale.share(comparison.a_ms),
+        "b_at": scale.share(comparison.b_ms),
+        "rows": [
+            _waterfall_row(label, change, between, float(ends[place]), scale)
+            for place, (label, change, between) in enumerate(rows)
+        ],
+        "about": about,
+    }
 
 
-def _svg(height: int, inside: str, label: str, color: str = "") -> Markup:
-    return Markup(
-        f'<svg class="{color}" style="height: {height}px" role="img" '
-        f'aria-label="{label}">{inside}</svg>'
-    )
+def _waterfall_row(
+    label: str, change: float, between: Ends | None, start: float, scale: _Scale
+) -> dict[str, Any]:
+    low, high = sorted((start, start + change))
+    sure = between is None or not between[0] <= 0 <= between[1]
+    row: dict[str, Any] = {
+        "label": label,
+        "change": f"{signed_ms(change)} ms",
+        "between": "",
+        "tone": "still" if not sure or not change else "less" if change < 0 else "more",
+        "left": scale.share(low),
+        "width": max(scale.share(high) - scale.share(low), 0.3),
+        "before": scale.share(start),  # where the row before ended
+        "after": scale.share(start + change),
+        "whisker": None,
+    }
+    if between is not None:
+        row["between"] = f"{signed_ms(between[0])} to {signed_ms(between[1])}"
+        row["whisker"] = (scale.share(start + between[0]), scale.share(start + between[1]))
+    return row

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stepscope.predict.compare_gpus import compare_gpus, table_gpus
 from stepscope.predict.declaration import Refused
 from stepscope.predict.engine import Bench, Trial
+from stepscope.predict.other_gpu.step import compare_gpus, table_gpus
 from stepscope.predict.scale_out import find_present_exchange, step_without_comm_ns
 from stepscope.predict.step_context import Exchange, StepContext, current_form
 from stepscope.predict.whatifs import in_order, parse_setting

@@ -120,8 +120,8 @@ def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, 
 
 def step_on_gpus(run: Path) -> tuple[GpuPrediction, ...]:
     """Predict the step on other GPUs; nothing where it cannot be moved, as that of a CPU."""
-    from stepscope.predict.compare_gpus import compare_gpus, table_gpus
     from stepscope.predict.declaration import Refused
+    from stepscope.predict.other_gpu.step import compare_gpus, table_gpus
     from stepscope.ui.advice import open_slowest
 
     with contextlib.suppress(StepscopeError, Refused):

@@ -1,32 +1,26 @@
-"""Print a comparison and the track record of predictions."""
+"""Print a comparison (verdict, the interval as a picture, what changed) and the track record of
+predictions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.text.figures import (
-    change_marks,
-    milliseconds,
-    percent,
-    relative_change,
-    relative_interval,
-    signed,
-    signed_percent,
-    significant,
-    size,
-)
+from stepscope.records.comparison import Comparison
+from stepscope.records.prediction import Delivery, TrackedPromise
+from stepscope.text.figures import change_marks, milliseconds, signed, significant
 from stepscope.ui.terminal.console import (
     FAINT,
     answer_grid,
     fitting_table,
     make_console,
     note_line,
+    print_blocks,
     print_path,
     text_line,
     titled_table,
@@ -35,30 +29,22 @@ from stepscope.ui.topics.comparison import (
     PROMISE_COLUMNS,
     SUMMARY_COLUMNS,
     comparison_answer,
+    comparison_facts,
     ignored_words,
-    median_words,
     merged_notes,
+    name_table,
     newest_first,
-    open_words,
+    phase_table,
     phases_and_rest,
-    profiled_words,
     promise_cells,
-    promise_words,
     record_answer,
-    row_name,
-    run_with_words,
+    run_table,
     summary_cells,
     unread_words,
     whole_steps,
 )
-from stepscope.ui.words import PARTS, short_kernel
-
-if TYPE_CHECKING:
-    from stepscope.records.comparison import Comparison, NameChange
-    from stepscope.records.prediction import Delivery, TrackedPromise
-    from stepscope.verify.track_record import Summary
-
-# A comparison in a terminal: verdict, why, next; the interval as a picture; what changed.
+from stepscope.ui.words import PARTS
+from stepscope.verify.track_record import Summary
 
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference seen": "bold"}
 _MARGIN = 0.15  # share of the picture left empty on either side
@@ -69,11 +55,53 @@ _WORTH_A_ROW = 0.001  # of the step
 def print_comparison(
     comparison: Comparison, *, top: int = 6, width: int | None = None, report: Path | None = None
 ) -> None:
-    """Everything, to stdout."""
     console = make_console(width)
-    for section in _sections(comparison, top, console.width):
-        console.print(section)
+    for block in _blocks(comparison, top, console.width):
+        console.print(block)
+    for note in merged_notes(comparison.notes):
+        console.print(note_line(note))
     print_path(console, "report  ", report)
+
+
+def _blocks(comparison: Comparison, top: int, width: int) -> Iterator[RenderableType]:
+    grid = answer_grid(comparison_answer(comparison), _STYLES[comparison.verdict])
+    for fact in comparison_facts(comparison):
+        grid.add_row(fact.label, text_line(fact.words, style=fact.style))
+    yield from (grid, Text())
+    picture = draw_interval(comparison.low, comparison.change, comparison.high, min(width, _WIDEST))
+    yield from (*map(Text, picture), Text())
+    if comparison.phases:
+        cells = phase_table(comparison, phases_and_rest(comparison)).for_terminal()
+        yield from (fitting_table(*cells, width=width, spare=("B", "A")), Text())
+    least = _WORTH_A_ROW * comparison.a_ms
+    parts = [
+        (PARTS[row.id][0].lower(), milliseconds(row.a_ms), milliseconds(row.b_ms), row.change_ms)
+        for row in sorted(comparison.budget, key=lambda row: -abs(row.change_ms))
+        if abs(row.change_ms) >= least
+    ]
+    if parts:
+        a, b = map(significant, whole_steps(comparison))
+        profiled = "profiled " if comparison.is_as_recorded else ""
+        # A line of its own, because a table's title wraps at the table's width.
+        yield Text.assemble(
+            (f"parts of the {profiled}step", "bold"),
+            (f"  {a} -> {b} ms, split like a few profiled steps", FAINT),
+        )
+        rows = [(*words, f"{signed(change_ms)} ms") for *words, change_ms in parts]
+        yield from (titled_table("", "part", ">A", ">B", ">change", rows=rows), Text())
+    runs = [*comparison.a.runs, *comparison.b.runs]
+    # One run a side says no more than the verdict, unless it was cut or drifts.
+    if len(runs) > 2 or any(run.warm_up or run.drift for run in runs):
+        title, columns, run_rows = run_table(comparison, width).for_terminal()
+        yield from (titled_table(title, *columns, rows=run_rows), Text())
+    for kind in ("operators", "kernels"):
+        names = [row for row in getattr(comparison, kind) if abs(row.change_ms) >= least]
+        if names:  # kernels would repeat what operators show
+            _, columns, name_rows = name_table(names[:top], width).for_terminal()
+            yield from (titled_table(f"{kind}, ms a step", *columns, rows=name_rows), Text())
+            break
+    if comparison.config:
+        yield from (_config(comparison, width), Text())
 
 
 def draw_interval(low: float, value: float, high: float, width: int) -> tuple[str, str]:
@@ -93,153 +121,28 @@ def draw_interval(low: float, value: float, high: float, width: int) -> tuple[st
     labels = [" "] * width
     marked = (value, low, high, 0.0)
     for share, mark in zip(marked, change_marks(marked), strict=True):
-        _label(labels, place(share), mark)
+        # Centred under its mark, or left out if another label is in the way.
+        start = min(max(0, place(share) - len(mark) // 2), width - len(mark))
+        if not "".join(labels[max(0, start - 1) : start + len(mark) + 1]).strip():
+            labels[start : start + len(mark)] = mark
     return "".join(line), "".join(labels).rstrip()
 
 
-def _label(cells: list[str], place: int, text: str) -> None:
-    """Centred under its mark, or left out if another label is in the way."""
-    start = min(max(0, place - len(text) // 2), len(cells) - len(text))
-    around = cells[max(0, start - 1) : start + len(text) + 1]
-    if all(cell == " " for cell in around):
-        cells[start : start + len(text)] = text
-
-
-def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableType]:
-    out: list[RenderableType] = [_first_lines(comparison), Text()]
-    picture = draw_interval(comparison.low, comparison.change, comparison.high, min(width, _WIDEST))
-    out += [*map(Text, picture), Text()]
-    if comparison.phases:
-        out += [_phases(comparison, width), Text()]
-    parts = _budget(comparison)
-    if parts.row_count:
-        out += [_budget_title(comparison), parts, Text()]
-    operators = _names("operators", comparison.operators, comparison.a_ms, top, width)
-    if not operators.row_count:  # kernels would repeat what operators show
-        operators = _names("kernels", comparison.kernels, comparison.a_ms, top, width)
-    for table in (_runs(comparison, width), operators, _config(comparison, width)):
-        if table is not None and table.row_count:
-            out += [table, Text()]
-    return [*out, *map(note_line, merged_notes(comparison.notes))]
-
-
-def _first_lines(comparison: Comparison) -> Table:
-    grid = answer_grid(comparison_answer(comparison), _STYLES[comparison.verdict])
-    if run_with := run_with_words(comparison):
-        grid.add_row("with", text_line(run_with))
-    if median := median_words(comparison):
-        grid.add_row("typical", median)
-    if profiled := profiled_words(comparison):
-        grid.add_row("profiled", text_line(profiled, style=FAINT))
-    if comparison.slow_steps is not None:
-        slow = comparison.slow_steps
-        grid.add_row(
-            "slow steps",
-            f"95th percentile {significant(slow.a_ms)} -> {milliseconds(slow.b_ms)}, "
-            f"{relative_change(slow.change)} ({relative_interval(slow.low, slow.high)})",
-        )
-    if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
-        change = comparison.b_peak_bytes / comparison.a_peak_bytes - 1
-        grid.add_row(
-            "memory",
-            f"peak {size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}, "
-            f"{relative_change(change)}",
-        )
-    if comparison.promise is not None:
-        style = "green" if comparison.promise.inside else "yellow"
-        grid.add_row("prediction", text_line(promise_words(comparison.promise), style=style))
-    for promise in comparison.open_promises:
-        grid.add_row("prediction", text_line(open_words(promise), style="yellow"))
-    return grid
-
-
-def _runs(comparison: Comparison, width: int) -> Table | None:
-    """Nothing if one run a side says no more than the verdict."""
-    runs = [*comparison.a.runs, *comparison.b.runs]
-    if len(runs) == 2 and not any(run.warm_up or run.drift for run in runs):
-        return None
-    columns = ("", ">mean", ">median", ">steps", ">effective", ">warm-up", ">drift", "path")
-    table = titled_table("runs", *columns)
-    for name, side in (("A", comparison.a), ("B", comparison.b)):
-        for run in side.runs:
-            rank = f" rank {run.rank}" if run.rank is not None else ""
-            table.add_row(
-                name,
-                milliseconds(run.mean_ms),
-                milliseconds(run.median_ms),
-                str(run.steps),
-                f"{run.effective_steps:.0f}",
-                str(run.warm_up) if run.warm_up else "",
-                signed_percent(run.drift) if run.drift else "",
-                short_kernel(f"{run.path}{rank}", max(16, width - 55)),
-            )
-    return table
-
-
-def _budget_title(comparison: Comparison) -> Text:
-    """A line of its own, because a table's title wraps at the table's width."""
-    a, b = map(significant, whole_steps(comparison))
-    profiled = "profiled " if comparison.is_as_recorded else ""
-    return Text.assemble(
-        (f"parts of the {profiled}step", "bold"),
-        (f"  {a} -> {b} ms, split like a few profiled steps", "bright_black"),
-    )
-
-
-def _budget(comparison: Comparison) -> Table:
-    table = titled_table("", "part", ">A", ">B", ">change")
-    for row in sorted(comparison.budget, key=lambda row: -abs(row.change_ms)):
-        if abs(row.change_ms) >= _WORTH_A_ROW * comparison.a_ms:
-            table.add_row(
-                PARTS[row.id][0].lower(),
-                milliseconds(row.a_ms),
-                milliseconds(row.b_ms),
-                f"{signed(row.change_ms)} ms",
-            )
-    return table
-
-
-def _phases(comparison: Comparison, width: int) -> Table:
-    bounds = f">{percent(comparison.confidence)} interval"
-    columns = ["phase", ">A", ">B", ">change", bounds, ""]
-    rows = []
-    for row in phases_and_rest(comparison):
-        changed = not row.low_ms <= 0 <= row.high_ms
-        numbers = [significant(row.a_ms), significant(row.b_ms), signed(row.change_ms)]
-        ends = f"{signed(row.low_ms)} to {signed(row.high_ms)}"
-        rows.append([row_name(row.id), *numbers, ends, "changed" if changed else ""])
-    stalls = ", stalls per mean step" if comparison.stalls else ""
-    title = f"phases of the loop, median of all steps{stalls}, ms"
-    return fitting_table(title, columns, rows, width=width, spare=("B", "A"))
-
-
-def _names(title: str, rows: tuple[NameChange, ...], step_ms: float, top: int, width: int) -> Table:
-    table = titled_table(f"{title}, ms a step", ">change", ">A", ">B", ">calls", "name")
-    for row in [row for row in rows if abs(row.change_ms) >= _WORTH_A_ROW * step_ms][:top]:
-        table.add_row(
-            signed(row.change_ms),
-            "new" if row.a_ms is None else significant(row.a_ms),
-            "gone" if row.b_ms is None else significant(row.b_ms),
-            _calls(row),
-            short_kernel(row.name, max(16, width - 44)),
-        )
-    return table
-
-
-def _calls(row: NameChange) -> str:
-    a, b = (f"{calls:.4g}" if calls else "0" for calls in (row.a_calls, row.b_calls))
-    return a if a == b else f"{a} -> {b}"
-
-
 def _config(comparison: Comparison, width: int) -> Table:
-    table = titled_table("what else differs", "", "A", "B")
     room = max(16, (width - 24) // 2)
+
+    def cut_middle(text: str) -> str:  # most differences are at an end
+        front = room // 3
+        short = f"{text[:front]}…{text[len(text) - (room - front - 1) :]}"
+        return text if len(text) <= room else short
+
+    rows = []
     for row in comparison.config:
         a, b = row.a or "-", row.b or "-"
         if max(len(a), len(b)) > room:
             a, b = _without_common(a, b)
-        table.add_row(row.name.replace("_", " "), _middle(a, room), _middle(b, room))
-    return table
+        rows.append((row.name.replace("_", " "), cut_middle(a), cut_middle(b)))
+    return titled_table("what else differs", "", "A", "B", rows=rows)
 
 
 def _without_common(a: str, b: str) -> tuple[str, str]:
@@ -259,19 +162,8 @@ def _without_common(a: str, b: str) -> tuple[str, str]:
     return first, second
 
 
-def _middle(text: str, room: int) -> str:
-    """Leave out the middle: most differences are at an end."""
-    if len(text) <= room:
-        return text
-    front = room // 3
-    return f"{text[:front]}…{text[len(text) - (room - front - 1) :]}"
-
-
-# Print the track record: how good each kind of prediction was, and which are open.
-
-
 def print_record(
-    kept: Sequence[TrackedPromise],
+    tracked: Sequence[TrackedPromise],
     rows: Sequence[Summary],
     folder: Path,
     *,
@@ -279,34 +171,22 @@ def print_record(
     unread: int = 0,
     ignored: Sequence[tuple[Delivery, str]] = (),
 ) -> None:
-    """Everything, to stdout."""
+    """Print how good each kind of prediction was, and which are open."""
     console = make_console()
-    console.print(answer_grid(record_answer(kept)))
-    console.print()
+    blocks: list[RenderableType] = [answer_grid(record_answer(tracked))]
     if rows:
-        for table in (_summaries(rows, console.width), _promises(kept, top, console.width)):
-            console.print(table)
-            console.print()
+        summaries = [summary_cells(row) for row in rows]
+        promises = [promise_cells(row) for row in newest_first(tracked)[:top]]
+        for title, names, cells, spare in (
+            ("track record", SUMMARY_COLUMNS, summaries, ("bias",)),
+            ("newest predictions", PROMISE_COLUMNS, promises, ("when", "before", "error")),
+        ):
+            columns = [name if name in ("id", "when", "change") else f">{name}" for name in names]
+            blocks.append(fitting_table(title, columns, cells, width=console.width, spare=spare))
+    print_blocks(console, *blocks)
+    console.print()
     for delivery, why in ignored:
         console.print(note_line(ignored_words(delivery, why)))
     if unread:
         console.print(note_line(unread_words(unread)))
     print_path(console, "record  ", folder)
-
-
-def _summaries(rows: Sequence[Summary], width: int) -> Table:
-    columns = _right_aligned(SUMMARY_COLUMNS, ("change",))
-    cells = [summary_cells(row) for row in rows]
-    return fitting_table("track record", columns, cells, width=width, spare=("bias",))
-
-
-def _promises(kept: Sequence[TrackedPromise], top: int, width: int) -> Table:
-    columns = _right_aligned(PROMISE_COLUMNS, ("id", "when", "change"))
-    cells = [promise_cells(row) for row in newest_first(kept)[:top]]
-    spare = ("when", "before", "error")
-    return fitting_table("newest predictions", columns, cells, width=width, spare=spare)
-
-
-def _right_aligned(columns: Sequence[str], words: Sequence[str]) -> list[str]:
-    """All but the columns of words; fitting_table knows them by the sign."""
-    return [column if column in words else f">{column}" for column in columns]

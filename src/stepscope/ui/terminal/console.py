@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _NARROWEST = 60
+LABELS = 10  # columns
+FAINT = "bright_black"
 
 
 class PlainConsole(Console):
@@ -69,15 +71,11 @@ class _Trimmed:
         lines = [*Segment.split_lines(segments)]
         ends_open = bool(segments) and not segments[-1].text.endswith("\n")
         for number, line in enumerate(lines, 1):
-            yield from _trimmed(line)
+            while line and not (text := line[-1].text.rstrip(" ")):
+                line = line[:-1]
+            yield from [*line[:-1], Segment(text, line[-1].style)] if line else []
             if number < len(lines) or not ends_open:
                 yield Segment.line()
-
-
-def _trimmed(line: list[Segment]) -> list[Segment]:
-    while line and not (text := line[-1].text.rstrip(" ")):
-        line = line[:-1]
-    return [*line[:-1], Segment(text, line[-1].style)] if line else []
 
 
 class _WithoutTrailingBlanks(RenderHook):
@@ -91,13 +89,21 @@ def text_line(words: str, style: str = "") -> Text:
 
 
 def note_line(note: str) -> Text:
-    return text_line(f"note  {note}", style="bright_black")
+    return text_line(f"note  {note}", style=FAINT)
 
 
 def print_path(console: Console, label: str, path: Path | None) -> None:
     """Where a file was written, if one was; never broken over lines, so that it can be copied."""
     if path:
         console.print(Text.assemble(label, (one_line(str(path)), "bold")), soft_wrap=True)
+
+
+def print_blocks(console: Console, *blocks: RenderableType) -> None:
+    """Print blocks with an empty line between them."""
+    for place, block in enumerate(blocks):
+        if place:
+            console.print()
+        console.print(block)
 
 
 def make_console(width: int | None = None, *, to_stderr: bool = False) -> Console:
@@ -114,9 +120,6 @@ def make_console(width: int | None = None, *, to_stderr: bool = False) -> Consol
 
 
 # Lines of a screen: cut to its width, labelled, as many items on each as fit.
-
-LABELS = 10  # columns
-FAINT = "bright_black"
 
 
 def labelled(label: str, rows: Sequence[Text]) -> list[Text]:
@@ -135,20 +138,14 @@ def wrapped(text: str, console: Console, most: int, style: str = "") -> list[Tex
     lines = [Text(row.plain.rstrip(), style) for row in text_line(text).wrap(console, room)]
     if len(lines) > most:
         last = " ".join(line.plain for line in lines[most - 1 :])
-        lines[most - 1 :] = [Text(_cut_between_words(last, room), style)]
+        short = cut(last, room)
+        before, space, _ = short.rstrip("…").rpartition(" ")
+        in_a_word = last[len(short) - 1 : len(short)] != " "
+        # No word loses a part, unless it is most of the line.
+        if short != last and in_a_word and space and cell_len(before) >= room // 2:
+            short = before.rstrip(" ,;:(") + "…"
+        lines[most - 1 :] = [Text(short, style)]
     return lines
-
-
-def _cut_between_words(text: str, room: int) -> str:
-    """As `cut`, but no word loses a part, unless it is most of the text."""
-    short = cut(text, room)
-    if short == text:
-        return short
-    before, space, _ = cut(text, room).rstrip("…").rpartition(" ")
-    ends_whole = text[len(short) - 1 : len(short)] == " "
-    if ends_whole or not space or cell_len(before) < room // 2:
-        return short
-    return before.rstrip(" ,;:(") + "…"
 
 
 def cut(text: str, room: int) -> str:
@@ -190,7 +187,7 @@ def answer_grid(answer: Answer, style: str = "bold") -> Table:
 def labelled_grid(gap: int = _GAP) -> Table:
     """Two columns: a faint label, and what it says."""
     grid = Table.grid(padding=(0, gap))
-    grid.add_column(style="bright_black", no_wrap=True)
+    grid.add_column(style=FAINT, no_wrap=True)
     grid.add_column()
     return grid
 
@@ -213,30 +210,42 @@ def fitting_table(
         if sum(needs.values()) > width:
             needs.pop(name, None)
     shown = [place for place, name in enumerate(names) if name in needs]
-    table = titled_table(title, *(columns[place] for place in shown))
-    for cells in rows:
-        table.add_row(*(cells[place] for place in shown))
-    return table
+    rows = [[cells[place] for place in shown] for cells in rows]
+    return titled_table(title, *(columns[place] for place in shown), rows=rows)
 
 
-def titled_table(title: str, *columns: str) -> Table:
-    """A column whose name begins with ">" is aligned to the right, as numbers are."""
+def titled_table(
+    title: str,
+    *columns: str,
+    rows: Iterable[Sequence[RenderableType]] = (),
+    more: str = "",
+    folded: Sequence[str] = _WRAPPED,
+) -> Table:
+    """A column whose name begins with ">" is aligned to the right, as numbers are.
+
+    `more` stands under the table; columns named in `folded` may take several lines.
+    """
     table = Table(
         title=title or None,
         title_justify="left",
         title_style="bold",
+        caption=more or None,
+        caption_justify="left",
+        caption_style=FAINT,
         box=None,
         padding=(0, _GAP, 0, 0),
-        header_style="bright_black",
+        header_style=FAINT,
     )
     for column in columns:
-        wrapped = column in _WRAPPED
+        wrapped = column in folded
         table.add_column(
             column.lstrip(">"),
             justify="right" if column.startswith(">") else "left",
             no_wrap=not wrapped,
             overflow="fold" if wrapped else "ellipsis",
         )
+    for cells in rows:
+        table.add_row(*cells)
     return table
 
 
@@ -314,10 +323,15 @@ def draw_steps(series: StepSeries, width: int, last: int | None = None) -> Text:
     """
     times, causes = _steady(series, last)
     means = _sums(times, width) / np.maximum(_sums(np.ones(len(times)), width), 1)
+    if not len(means):
+        return Text()
+    typical = max(float(np.median(means)), 1.0)
+    top = min(max(float(means.max()), _LOWEST_TOP * typical), _HIGHEST_TOP * typical)
+    heights = np.clip(means / top * len(_HEIGHTS), 0, len(_HEIGHTS) - 1).astype(int)
     return Text.assemble(
         *(
-            (char, "" if cause < 0 else COLOURS[f"stall_{STALL_CAUSES[cause]}"])
-            for char, cause in zip(_chars(means), _main_causes(times, causes, width), strict=True)
+            (_HEIGHTS[height], "" if cause < 0 else COLOURS[f"stall_{STALL_CAUSES[cause]}"])
+            for height, cause in zip(heights, _main_causes(times, causes, width), strict=True)
         )
     )
 
@@ -328,14 +342,8 @@ def mark_stalls(series: StepSeries, width: int, last: int | None = None) -> Text
     main = _main_causes(times, causes, width)
     if all(cause < 0 for cause in main):
         return Text()
-    return Text.assemble(
-        *((_NO_STALL, "bright_black") if cause < 0 else _letter(cause) for cause in main)
-    )
-
-
-def _letter(cause: int) -> tuple[str, str]:
-    name = STALL_CAUSES[cause]
-    return LETTERS[name], COLOURS[f"stall_{name}"]
+    known = [(LETTERS[cause], COLOURS[f"stall_{cause}"]) for cause in STALL_CAUSES]
+    return Text.assemble(*((_NO_STALL, FAINT) if cause < 0 else known[cause] for cause in main))
 
 
 def _steady(series: StepSeries, last: int | None) -> tuple[Floats, NDArray[np.int8]]:
@@ -352,22 +360,11 @@ def _sums(values: Floats, width: int) -> Floats:
     return sums
 
 
-def _chars(means: Floats) -> str:
-    if not len(means):
-        return ""
-    typical = max(float(np.median(means)), 1.0)
-    top = min(max(float(means.max()), _LOWEST_TOP * typical), _HIGHEST_TOP * typical)
-    heights = np.clip(means / top * len(_HEIGHTS), 0, len(_HEIGHTS) - 1).astype(int)
-    return "".join(_HEIGHTS[height] for height in heights)
-
-
 def _main_causes(times: Floats, causes: NDArray[np.int8], width: int) -> list[int]:
     """For each stretch the cause whose steps took most of it; -1 for none."""
-    spent = [
-        _sums(np.where(causes == cause, times, 0.0), width) for cause in range(len(STALL_CAUSES))
-    ]
-    table = np.array(spent)
+    table = np.array(
+        [_sums(np.where(causes == cause, times, 0.0), width) for cause in range(len(STALL_CAUSES))]
+    )
     if not table.shape[1]:
         return []
-    main = np.where(table.any(axis=0), table.argmax(axis=0), -1)
-    return [int(cause) for cause in main]
+    return [int(cause) for cause in np.where(table.any(axis=0), table.argmax(axis=0), -1)]

@@ -8,23 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
-from stepscope.explain.roofline import MOST, shape_words
 from stepscope.predict.operator_library import library_file
 from stepscope.records.hardware import (
+    MOST_SHAPES,
     OUT_OF_TIME,
-    AlgorithmTimes,
     LaboratoryReport,
     OperatorTime,
-    ProbedOperator,
     ProbeReport,
     Profile,
     UnprobedOperator,
+    shape_words,
 )
 from stepscope.text.figures import (
-    binary_size,
     duration,
     factor,
     milliseconds,
@@ -34,23 +31,25 @@ from stepscope.text.figures import (
 )
 from stepscope.text.words import counted
 from stepscope.ui.terminal.console import (
+    FAINT,
     answer_grid,
     fitting_table,
     make_console,
     note_line,
+    print_blocks,
     print_path,
     text_line,
     titled_table,
 )
 from stepscope.ui.topics.measurements import (
     algorithm_name,
+    algorithm_table,
     algorithms_answer,
     calibration_answer,
-    collective_rows,
+    collective_table,
     contention_sentence,
     count_places,
-    crossover_words,
-    crossovers_right,
+    crossover_table,
     kinds_of,
     laboratory_answer,
     link_rows,
@@ -60,9 +59,7 @@ from stepscope.ui.topics.measurements import (
 from stepscope.ui.words import Answer, or_dash
 
 if TYPE_CHECKING:
-    from stepscope.predict.collective_algorithms import AlgorithmComparison
-
-# A calibration in a terminal: verdict, why, next; the machine; a line for each collective.
+    from stepscope.predict.collective_times import AlgorithmComparison
 
 _WIDE = 88  # columns that the whole table of collectives needs
 
@@ -70,12 +67,25 @@ _WIDE = 88  # columns that the whole table of collectives needs
 def print_calibration(
     profile: Profile, *, saved: Path, report: Path | None = None, width: int | None = None
 ) -> None:
-    """Everything, to stdout."""
     console = make_console(width)
-    console.print(text_line(_headline(profile), style="bright_black"), Text(), sep="\n")
-    console.print(answer_grid(calibration_answer(profile)), Text(), _machine(profile), sep="\n")
+    facts = [profile.host, profile.device, f"torch {profile.torch}"]
+    if profile.backend:
+        facts.append(f"{counted(profile.world_size, 'rank')}, {profile.backend}")
+    elif profile.kind == "cpu":
+        facts.append(counted(profile.threads, "thread"))
+    print_blocks(
+        console,
+        text_line(" · ".join(facts), style=FAINT),
+        answer_grid(calibration_answer(profile)),
+        titled_table("machine", "ceiling", ">measured", ">spread", rows=machine_rows(profile)),
+    )
     if profile.fits:
-        console.print(Text(), _collectives(profile, wide=console.width >= _WIDE), sep="\n")
+        table = collective_table(profile)
+        several = len({fit.group for fit in profile.fits}) > 1
+        left_out = [*(() if several else ("group", "ranks"))]
+        left_out += [] if console.width >= _WIDE else ["sizes"]
+        title, columns, rows = table.for_terminal(*left_out)
+        console.print(Text(), titled_table(title, *columns, rows=rows), sep="\n")
     if contention := contention_sentence(profile):
         console.print(Text(), Text(f"overlap  {contention}"), sep="\n")
     for what, why in profile.not_offered.items():
@@ -87,57 +97,18 @@ def print_calibration(
 
 
 def print_comparison(comparison: AlgorithmComparison, profile: Profile) -> None:
-    """All-reduce algorithms, fastest first."""
-    table = titled_table("all_reduce", "algorithm", ">time", ">against best")
+    """Print the times of all-reduce algorithms, the fastest first."""
     least = min(comparison.times_ns.values())
-    for name, ns in sorted(comparison.times_ns.items(), key=lambda pair: pair[1]):
-        against_best = f"x{factor(ns / least)}" if least else "-"
-        table.add_row(name.replace("_", "-"), duration(ns), against_best)
-    console = make_console()
-    console.print(answer_grid(algorithms_answer(comparison, profile)))
-    console.print()
-    console.print(table)
+    rows = [
+        (algorithm_name(name), duration(ns), f"x{factor(ns / least)}" if least else "-")
+        for name, ns in sorted(comparison.times_ns.items(), key=lambda pair: pair[1])
+    ]
+    print_blocks(
+        make_console(),
+        answer_grid(algorithms_answer(comparison, profile)),
+        titled_table("all_reduce", "algorithm", ">time", ">against best", rows=rows),
+    )
 
-
-def _headline(profile: Profile) -> str:
-    facts = [profile.host, profile.device, f"torch {profile.torch}"]
-    if profile.backend:
-        facts.append(f"{counted(profile.world_size, 'rank')}, {profile.backend}")
-    elif profile.kind == "cpu":
-        facts.append(counted(profile.threads, "thread"))
-    return " · ".join(facts)
-
-
-def _machine(profile: Profile) -> Table:
-    table = titled_table("machine", "ceiling", ">measured", ">spread")
-    for label, value, spread in machine_rows(profile):
-        table.add_row(label, value, percent(spread))
-    return table
-
-
-def _collectives(profile: Profile, *, wide: bool) -> Table:
-    rows = collective_rows(profile)
-    several = len({row.group for row in rows}) > 1
-    columns = ["kind", *(("group", ">ranks") if several else ()), *((">sizes",) if wide else ())]
-    columns += [">latency", ">algbw", ">busbw", ">held out", ">noise"]
-    table = titled_table("collectives, GB/s at the largest size", *columns)
-    for row in rows:
-        cells = {
-            "kind": row.kind,
-            "group": row.group,
-            "ranks": str(row.group_size),
-            "sizes": f"{binary_size(row.from_bytes)} - {binary_size(row.to_bytes)}",
-            "latency": duration(row.latency_ns),
-            "algbw": significant(row.algbw_gb_s),
-            "busbw": significant(row.busbw_gb_s),
-            "held out": percent(row.held_out),
-            "noise": percent(row.noise),
-        }
-        table.add_row(*(cells[name.lstrip(">")] for name in columns))
-    return table
-
-
-# The collectives laboratory in a terminal: a table for each collective, then the crossovers.
 
 _MOST_SIZES = 4
 
@@ -145,54 +116,32 @@ _MOST_SIZES = 4
 def print_laboratory(
     report: LaboratoryReport, *, page: Path | None = None, width: int | None = None
 ) -> None:
-    """Everything, to stdout."""
     console = make_console(width)
     facts = [report.host, report.device, f"torch {report.torch}"]
     facts.append(f"{counted(report.world_size, 'rank')}, {report.backend}")
-    console.print(text_line(" · ".join(facts), style="bright_black"), Text(), sep="\n")
-    console.print(answer_grid(laboratory_answer(report)), Text(), _link(report), sep="\n")
+    print_blocks(
+        console,
+        text_line(" · ".join(facts), style=FAINT),
+        answer_grid(laboratory_answer(report)),
+        titled_table("one step, from probes", "part", ">measured", rows=link_rows(report)),
+    )
     for kind in kinds_of(report):
-        console.print(Text(), _algorithms(kind, of_kind(report, kind), console.width), sep="\n")
+        algorithms = sorted(of_kind(report, kind), key=lambda one: one.sizes[-1].time_ns)
+        count = len(algorithms[0].sizes)
+        shown = sorted({round(i * (count - 1) / (_MOST_SIZES - 1)) for i in range(_MOST_SIZES)})
+        cells = algorithm_table(algorithms, shown).for_terminal()
+        spare = [column.lstrip(">") for column in cells.columns[4:-2]] + ["sent", "steps"]
+        console.print(Text(), fitting_table(*cells, width=console.width, spare=spare), sep="\n")
     if report.crossovers:
-        console.print(Text(), _crossovers(report, console.width), sep="\n")
+        cells = crossover_table(report).for_terminal()
+        table = fitting_table(*cells, width=console.width, spare=["collective"])
+        console.print(Text(), table, sep="\n")
     if page is not None:
         console.print()
         print_path(console, "report   ", page)
 
 
-def _link(report: LaboratoryReport) -> Table:
-    table = titled_table("one step, from probes", "part", ">measured")
-    for label, value in link_rows(report):
-        table.add_row(label, value)
-    return table
-
-
-def _algorithms(kind: str, algorithms: list[AlgorithmTimes], width: int) -> Table:
-    """Measured times at a few sizes; the formula's error over all of them."""
-    count = len(algorithms[0].sizes)
-    shown = sorted({round(i * (count - 1) / (_MOST_SIZES - 1)) for i in range(_MOST_SIZES)})
-    sizes = [binary_size(algorithms[0].sizes[place].size_bytes) for place in shown]
-    columns = ["algorithm", ">steps", ">sent", *(f">{size}" for size in sizes), ">formula off"]
-    rows = []
-    for times in sorted(algorithms, key=lambda one: one.sizes[-1].time_ns):
-        cells = [duration(times.sizes[place].time_ns) for place in shown]
-        steps = "-" if times.steps is None else str(times.steps)
-        sent = "-" if times.sent is None else f"{significant(times.sent)} n"
-        off = "-" if times.error is None else percent(times.error)
-        rows.append([algorithm_name(times.algorithm), steps, sent, *cells, off])
-    spare = [*sizes[1:-1], "sent", "steps"]
-    return fitting_table(kind, columns, rows, width=width, spare=spare)
-
-
-def _crossovers(report: LaboratoryReport, width: int) -> Table:
-    right, count = crossovers_right(report.crossovers), len(report.crossovers)
-    title = f"crossovers: {right} of {count} predicted within a factor of two"
-    columns = ["collective", "from → to", ">predicted", ">measured"]
-    rows = [[one.kind, *crossover_words(one)] for one in report.crossovers]
-    return fitting_table(title, columns, rows, width=width, spare=["collective"])
-
-
-# A probe and the library of operator times in a terminal.
+# A probe and the library of operator times.
 
 _MOST_ROWS = 12
 _ENOUGH = 0.5  # of the operators' time, for a what-if to be worth asking
@@ -200,10 +149,7 @@ _SMALL = 0.005  # of the operators' time: not worth a line
 
 
 def print_probe(report: ProbeReport, *, path: str) -> None:
-    """Everything, to stdout."""
     console = make_console()
-    console.print(answer_grid(_answer(report, path)))
-    console.print()
     columns = [
         "operator",
         "shapes",
@@ -212,21 +158,43 @@ def print_probe(report: ProbeReport, *, path: str) -> None:
         ">probed",
         *(f">{m}" for m in report.modes),
     ]
-    rows = [_row(operator, report.modes) for operator in report.operators[:_MOST_ROWS]]
-    console.print(
-        fitting_table(
-            "operators of a step, both passes, ms",
-            columns,
-            rows,
-            width=console.width,
-            spare=["shapes", "calls"],
-        )
-    )
-    for line in _untimed_lines(report.unprobed):
+    rows = []
+    for operator in report.operators[:_MOST_ROWS]:
+        times = [operator.traced_ms, operator.probed_ms, *map(operator.modes_ms.get, report.modes)]
+        words = [operator.name, shape_words(operator.shapes, MOST_SHAPES), str(operator.count)]
+        rows.append([*words, *(or_dash(ms, significant) for ms in times)])
+    title, spare = "operators of a step, both passes, ms", ["shapes", "calls"]
+    table = fitting_table(title, columns, rows, width=console.width, spare=spare)
+    print_blocks(console, answer_grid(_probe_answer(report, path)), table)
+    for line in (*_untimed_lines(report.unprobed), *report.notes):
         console.print(note_line(line))
-    for note in report.notes:
-        console.print(note_line(note))
     print_path(console, "library ", library_file())
+
+
+def _probe_answer(report: ProbeReport, path: str) -> Answer:
+    timed = sum(row.probed_ms is not None for row in report.operators)
+    why = "no operator was timed"
+    if report.difference is not None:
+        why = (
+            f"the operators take {milliseconds(report.same_probed_ms)} alone and "
+            f"{milliseconds(report.same_traced_ms)} in the trace "
+            f"({signed_percent(report.difference)})"
+        )
+    settings = [mode if "=" in mode else f"precision={mode}" for mode in report.modes]
+    late = any(operator.why == OUT_OF_TIME for operator in report.unprobed)
+    if late and report.probed_share < _ENOUGH:
+        asked = "".join(f" --set {setting}" for setting in settings)
+        following = f"stepscope probe {path}{asked} --budget {3 * report.budget_s:g}s"
+    elif settings:
+        following = f"stepscope whatif {path} --set {settings[0]}"
+    else:
+        following = f"stepscope probe {path} --set precision=bf16"
+    return Answer(
+        verdict=f"{counted(timed, 'distinct call')} timed on {report.place}: "
+        f"{percent(report.probed_share)} of the step's operators",
+        why=why,
+        next=following,
+    )
 
 
 def _untimed_lines(unprobed: Sequence[UnprobedOperator]) -> Iterator[str]:
@@ -244,7 +212,7 @@ def _untimed_lines(unprobed: Sequence[UnprobedOperator]) -> Iterator[str]:
         name, shapes = call
         why = next(iter(modes[call].values()))
         where = "" if "" in modes[call] else f" in {', '.join(modes[call])}"
-        words = " ".join(filter(None, (name, shape_words(shapes, MOST))))
+        words = " ".join(filter(None, (name, shape_words(shapes, MOST_SHAPES))))
         yield f"not timed{where}: {words} ({percent(shares[call])} of the operators): {why}"
     if more := [call for call in failed if call not in large]:
         share = percent(sum(shares[call] for call in more))
@@ -261,7 +229,7 @@ def _untimed_lines(unprobed: Sequence[UnprobedOperator]) -> Iterator[str]:
 
 
 def print_library(times: Sequence[OperatorTime]) -> None:
-    """What the library holds, by place."""
+    """Print what the library holds, by place."""
     console = make_console()
     rows = [
         [place, software, mode or "as traced", str(count)]
@@ -274,48 +242,3 @@ def print_library(times: Sequence[OperatorTime]) -> None:
     else:
         console.print("the library is empty. `stepscope probe PATH` fills it")
     print_path(console, "library ", library_file())
-
-
-def _answer(report: ProbeReport, path: str) -> Answer:
-    timed = sum(row.probed_ms is not None for row in report.operators)
-    verdict = (
-        f"{counted(timed, 'distinct call')} timed on {report.place}: "
-        f"{percent(report.probed_share)} of the step's operators"
-    )
-    why = "no operator was timed"
-    if report.difference is not None:
-        why = (
-            f"the operators take {milliseconds(report.same_probed_ms)} alone and "
-            f"{milliseconds(report.same_traced_ms)} in the trace "
-            f"({signed_percent(report.difference)})"
-        )
-    return Answer(verdict=verdict, why=why, next=_next(report, path))
-
-
-def _next(report: ProbeReport, path: str) -> str:
-    wanted = _setting(report.modes[0]) if report.modes else "precision=bf16"
-    if any(operator.why == OUT_OF_TIME for operator in report.unprobed) and (
-        report.probed_share < _ENOUGH
-    ):
-        asked = "".join(f" --set {_setting(mode)}" for mode in report.modes)
-        return f"stepscope probe {path}{asked} --budget {3 * report.budget_s:g}s"
-    verb = "whatif" if report.modes else "probe"
-    return f"stepscope {verb} {path} --set {wanted}"
-
-
-def _setting(mode: str) -> str:
-    return mode if "=" in mode else f"precision={mode}"
-
-
-def _row(operator: ProbedOperator, modes: Sequence[str]) -> list[str]:
-    def ms(value: float | None) -> str:
-        return or_dash(value, significant)
-
-    return [
-        operator.name,
-        shape_words(operator.shapes, MOST),
-        str(operator.count),
-        ms(operator.traced_ms),
-        ms(operator.probed_ms),
-        *(ms(operator.modes_ms.get(mode)) for mode in modes),
-    ]

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.explain.memory.theory import LABELS
+from stepscope.explain.memory.model import LABELS
 from stepscope.records.memory import Memory, Theory
 from stepscope.text.figures import percent, size
 from stepscope.text.words import counted

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.records.tuning import TriedConfiguration, TuneResult, short_name, short_why
+from stepscope.records.comparison import TriedConfiguration, TuneResult, short_name, short_why
 from stepscope.text.figures import interval, significant, size
 from stepscope.ui.terminal.console import (
     answer_grid,

@@ -1,15 +1,27 @@
-"""Put a comparison and the track record of predictions into sentences and JSON (schema 1)."""
+"""Put a comparison and the track record of predictions into sentences, tables and JSON."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from msgspec import to_builtins
 
+from stepscope.records.comparison import (
+    Comparison,
+    MedianStep,
+    NameChange,
+    OpenPromise,
+    PhaseChange,
+    RunSteps,
+    Side,
+    SlowSteps,
+)
+from stepscope.records.prediction import Delivery, Promise, TrackedPromise
 from stepscope.records.run import RunOrigin
 from stepscope.text.figures import (
     interval,
@@ -21,32 +33,109 @@ from stepscope.text.figures import (
     signed,
     signed_percent,
     significant,
+    size,
     unsigned_percent,
 )
-from stepscope.text.words import counted
-from stepscope.ui.words import PARTS, Answer, applied_line, or_dash
-
-if TYPE_CHECKING:
-    from stepscope.records.comparison import Comparison, MedianStep, OpenPromise, PhaseChange, Side
-    from stepscope.records.prediction import Delivery, Promise, TrackedPromise
-    from stepscope.verify.track_record import Summary
+from stepscope.text.words import counted, sentence
+from stepscope.ui.topics.section import Column, Table
+from stepscope.ui.words import PARTS, Answer, applied_line, or_dash, short_kernel
+from stepscope.verify.track_record import Summary
 
 SCHEMA = 1
 _MOST_PARTS = 3
 _WORTH_NAMING = 0.005  # of the step
 _SMALLEST_NAMED = 0.0001  # nobody asks about a smaller change
+_LONGEST_NAME = 100
+_PHASES = {
+    "data": "Data",
+    "forward": "Forward",
+    "backward": "Backward",
+    "optimizer": "Optimizer",
+    "other": "Other",
+    "rest": "Rest of the step",
+}
 
 
-def comparison_answer(comparison: Comparison) -> Answer:
-    return Answer(verdict=_verdict(comparison), why=_why(comparison), next=_next(comparison))
+class Fact(NamedTuple):
+    """A line under the verdict, and what a page calls it."""
+
+    label: str
+    words: str
+    title: str = ""  # without one the page shows it elsewhere
+    page_words: str = ""  # where they differ
+    style: str = ""  # in a terminal
 
 
-def steps_words(comparison: Comparison) -> str:
-    """How many steps each side has."""
-    how = " under the profiler" if comparison.steps_are == "profiled" else ""
-    if comparison.profiled is not None:
-        how += ", whose overhead is subtracted"
-    return f"A {_side_words(comparison.a)}, B {_side_words(comparison.b)}{how}"
+def comparison_facts(comparison: Comparison) -> list[Fact]:
+    """What is known besides the verdict."""
+    facts = []
+    sides = [("A", comparison.a.remedies), ("B", comparison.b.remedies)]
+    if run_with := "; ".join(
+        f"{name} was run with {applied_line(RunOrigin(remedies=remedies))}"
+        for name, remedies in sides
+        if remedies
+    ):
+        facts.append(Fact("with", run_with, "Changes"))
+    if (step := comparison.median) is not None:
+        words = f"median {_step_words(step)}, {_change_words(step)}"
+        facts.append(Fact("typical", words, "Typical step"))
+    if (step := comparison.profiled) is not None:
+        words = f"{_step_words(step)} under the profiler, {_change_words(step)}"
+        facts.append(Fact("profiled", words, "As recorded", style="bright_black"))
+    if (slow := comparison.slow_steps) is not None:
+        facts.append(
+            Fact(
+                "slow steps",
+                f"95th percentile {_step_words(slow)}, {_change_words(slow)}",
+                "Slow steps, 95th percentile",
+                f"{_step_words(slow)} ({relative_interval(slow.low, slow.high)})",
+            )
+        )
+    before, after = comparison.a_peak_bytes, comparison.b_peak_bytes
+    if before is not None and after is not None:
+        peaks = f"{size(before)} -> {size(after)}"
+        words = f"peak {peaks}, {relative_change(after / before - 1)}"
+        facts.append(Fact("memory", words, "Memory peak", peaks))
+    facts += [
+        Fact("prediction", words, style="green" if is_inside else "yellow")
+        for words, is_inside in promise_sentences(comparison)
+    ]
+    return facts
+
+
+def _step_words(step: MedianStep | SlowSteps) -> str:
+    return f"{significant(step.a_ms)} -> {milliseconds(step.b_ms)}"
+
+
+def _change_words(step: MedianStep | SlowSteps) -> str:
+    return f"{relative_change(step.change)} ({relative_interval(step.low, step.high)})"
+
+
+def promise_sentences(comparison: Comparison) -> list[tuple[str, bool]]:
+    """What was predicted of this change, and whether the result lies in the interval."""
+    tracked = comparison.promise
+    closed = [(_promise_words(tracked), bool(tracked.inside))] if tracked else []
+    return closed + [(_open_words(promise), False) for promise in comparison.open_promises]
+
+
+def _promise_words(tracked: TrackedPromise) -> str:
+    promise, delivered = tracked.promise, tracked.delivered_ms
+    predicted = (
+        f"the prediction for {promise.words} was {milliseconds(promise.predicted_ms)} "
+        f"({interval(promise.low_ms, promise.high_ms)})"
+    )
+    if delivered is None or tracked.error is None:
+        return f"{predicted}. No comparison has measured it yet"
+    of_medians = " (median steps)" if promise.basis == "median" else ""
+    return (
+        f"{predicted}. The result is {milliseconds(delivered)}{of_medians}, "
+        f"{signed_percent(tracked.error)} and {'inside' if tracked.inside else 'outside'} "
+        "the interval"
+    )
+
+
+def _open_words(promise: OpenPromise) -> str:
+    return f"{promise.words} ({promise.id}) stays open: {promise.why}"
 
 
 def whole_steps(comparison: Comparison) -> tuple[float, float]:
@@ -61,61 +150,119 @@ def phases_and_rest(comparison: Comparison) -> list[PhaseChange]:
     return [*comparison.phases, *comparison.stalls, comparison.rest]
 
 
-def row_name(id_: str) -> str:
-    """A phase of the loop, or stalls of one cause."""
+def _row_name(id_: str) -> str:
     return PARTS[id_][0].lower() if id_.startswith("stall_") else id_
 
 
-def median_words(comparison: Comparison) -> str:
-    """What the median says, which no stall moves; "" where it is what is compared."""
-    step = comparison.median
-    return "" if step is None else f"median {_step_words(step)}, {_change_words(step)}"
+def phase_name(row: PhaseChange) -> str:
+    """A phase of the loop or stalls of one cause, as a page writes it."""
+    return _PHASES.get(row.id) or sentence(_row_name(row.id))
 
 
-def profiled_words(comparison: Comparison) -> str:
-    """The steps as the traces have them; "" where the verdict's are those."""
-    step = comparison.profiled
-    return "" if step is None else f"{_step_words(step)} under the profiler, {_change_words(step)}"
+def signed_ms(ms: float) -> str:
+    """With its sign; what is not worth three digits is 0."""
+    return "0" if abs(ms) < 5e-4 else signed(ms)
 
 
-def _step_words(step: MedianStep) -> str:
-    return f"{significant(step.a_ms)} -> {milliseconds(step.b_ms)}"
+def _between(row: PhaseChange, words: Callable[[float], str]) -> str:
+    return f"{words(row.low_ms)} to {words(row.high_ms)}"
 
 
-def _change_words(step: MedianStep) -> str:
-    return f"{relative_change(step.change)} ({relative_interval(step.low, step.high)})"
-
-
-def promise_words(kept: TrackedPromise) -> str:
-    """The promised step and the measured one."""
-    promise, delivered = kept.promise, kept.delivered_ms
-    promised = (
-        f"the prediction for {promise.words} was {milliseconds(promise.predicted_ms)} "
-        f"({interval(promise.low_ms, promise.high_ms)})"
-    )
-    if delivered is None or kept.error is None:
-        return f"{promised}. No comparison has measured it yet"
-    place = "inside the interval" if kept.inside else "outside the interval"
-    of_medians = " (median steps)" if promise.basis == "median" else ""
-    return (
-        f"{promised}. The result is {milliseconds(delivered)}{of_medians}, "
-        f"{signed_percent(kept.error)} and {place}"
-    )
-
-
-def run_with_words(comparison: Comparison) -> str:
-    """B was run with bf16; "" where neither side was given a remedy."""
-    sides = [("A", comparison.a.remedies), ("B", comparison.b.remedies)]
-    return "; ".join(
-        f"{name} was run with {applied_line(RunOrigin(remedies=remedies))}"
-        for name, remedies in sides
-        if remedies
+def phase_table(comparison: Comparison, rows: Iterable[PhaseChange]) -> Table[PhaseChange]:
+    stalls = ", stalls per mean step" if comparison.stalls else ""
+    return Table(
+        title=f"phases of the loop, median of all steps{stalls}, ms",
+        columns=(
+            Column("phase", lambda row: _row_name(row.id), "", phase_name),
+            Column(">A", lambda row: significant(row.a_ms), ">A, ms"),
+            Column(">B", lambda row: significant(row.b_ms), ">B, ms"),
+            Column(
+                ">change",
+                lambda row: signed(row.change_ms),
+                ">change, ms",
+                lambda row: signed_ms(row.change_ms),
+            ),
+            Column(
+                f">{percent(comparison.confidence)} interval",
+                lambda row: _between(row, signed),
+                ">interval, ms",
+                lambda row: _between(row, signed_ms),
+            ),
+            Column("", lambda row: "" if row.low_ms <= 0 <= row.high_ms else "changed"),
+        ),
+        rows=rows,
     )
 
 
-def open_words(promise: OpenPromise) -> str:
-    """Why a promise stays open."""
-    return f"{promise.words} ({promise.id}) stays open: {promise.why}"
+def run_table(comparison: Comparison, width: int) -> Table[tuple[str, RunSteps]]:
+    """Every run of both sides; paths are cut to what the terminal's width leaves them."""
+
+    def path(run: RunSteps) -> str:
+        return f"{run.path}{f' rank {run.rank}' if run.rank is not None else ''}"
+
+    return Table(
+        title="runs",
+        columns=(
+            Column("", lambda row: row[0], "run", lambda row: f"{row[0]} · {path(row[1])}"),
+            Column(
+                ">mean",
+                lambda row: milliseconds(row[1].mean_ms),
+                ">mean, ms",
+                lambda row: significant(row[1].mean_ms),
+            ),
+            Column(
+                ">median",
+                lambda row: milliseconds(row[1].median_ms),
+                ">median, ms",
+                lambda row: significant(row[1].median_ms),
+            ),
+            Column(">steps", lambda row: str(row[1].steps), ">steps"),
+            Column(">effective", lambda row: f"{row[1].effective_steps:.0f}", ">independent"),
+            Column(
+                ">warm-up",
+                lambda row: str(row[1].warm_up or ""),
+                ">warm-up left out",
+                lambda row: str(row[1].warm_up),
+            ),
+            Column(
+                ">drift",
+                lambda row: signed_percent(row[1].drift) if row[1].drift else "",
+                ">drift",
+                lambda row: signed_percent(row[1].drift) if row[1].drift else "-",
+            ),
+            Column("path", lambda row: short_kernel(path(row[1]), max(16, width - 55))),
+        ),
+        rows=[(name, run) for name in "AB" for run in getattr(comparison, name.lower()).runs],
+    )
+
+
+def name_table(rows: Iterable[NameChange], width: int) -> Table[NameChange]:
+    """Kernels or operators; names are cut to what the terminal's width leaves them."""
+
+    def ms(absent: str, value: float | None) -> str:
+        return absent if value is None else significant(value)
+
+    def calls(row: NameChange) -> str:
+        a, b = (f"{calls:.4g}" if calls else "0" for calls in (row.a_calls, row.b_calls))
+        return a if a == b else f"{a} -> {b}"
+
+    def number(calls: float | None) -> str:
+        return or_dash(calls, "{:.4g}".format)
+
+    return Table(
+        columns=(
+            Column(None, lambda row: short_kernel(row.name, _LONGEST_NAME), ""),
+            Column(">change", lambda row: signed(row.change_ms)),
+            Column(">A", lambda row: ms("new", row.a_ms), ">A, ms", lambda row: ms("-", row.a_ms)),
+            Column(">B", lambda row: ms("gone", row.b_ms), ">B, ms", lambda row: ms("-", row.b_ms)),
+            Column(None, lambda row: signed_ms(row.change_ms), ">change, ms"),
+            Column(">calls", calls),
+            Column(None, lambda row: number(row.a_calls), ">calls A"),
+            Column(None, lambda row: number(row.b_calls), ">calls B"),
+            Column("name", lambda row: short_kernel(row.name, max(16, width - 44))),
+        ),
+        rows=rows,
+    )
 
 
 def merged_notes(notes: Iterable[str]) -> list[str]:
@@ -132,21 +279,23 @@ def merged_notes(notes: Iterable[str]) -> list[str]:
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """`compare --json` and `ab --json`."""
-    answer = comparison_answer(comparison)
+    answer, promise = comparison_answer(comparison), comparison.promise
     return {
         "schema": SCHEMA,
         **to_builtins(comparison),
         "sentence": answer.verdict,
         "why": answer.why,
         "next": answer.next,
-        "promise": None
-        if comparison.promise is None
-        else {**to_builtins(comparison.promise), **_outcome(comparison.promise)},
+        "promise": {**to_builtins(promise), **_outcome(promise)} if promise else None,
     }
 
 
-def _outcome(kept: TrackedPromise) -> dict[str, Any]:
-    return {"delivered_ms": kept.delivered_ms, "error": kept.error, "inside": kept.inside}
+def _outcome(tracked: TrackedPromise) -> dict[str, Any]:
+    return {name: getattr(tracked, name) for name in ("delivered_ms", "error", "inside")}
+
+
+def comparison_answer(comparison: Comparison) -> Answer:
+    return Answer(verdict=_verdict(comparison), why=_why(comparison), next=_next(comparison))
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -156,22 +305,21 @@ def _verdict(comparison: Comparison) -> str:
     if comparison.verdict == "no difference seen":
         change = relative_change(comparison.change)
         return f"No difference seen: {a} and {b} ms a step, {change} ({bounds})."
+    more_or_less = partial(longer_or_shorter, longer="more", shorter="less")
     step = comparison.median
     if step is not None and comparison.low <= 0 <= comparison.high:
-        size, ends = _more_or_less(step.change), relative_interval(step.low, step.high)
+        size, ends = more_or_less(step.change), relative_interval(step.low, step.high)
         return f"B's typical step is {comparison.verdict}: {_step_words(step)}, {size} ({ends})."
-    size = _more_or_less(comparison.change)
+    size = more_or_less(comparison.change)
     return f"B is {comparison.verdict}: {a} -> {b} ms a step, {size} ({bounds})."
-
-
-def _more_or_less(change: float) -> str:
-    return longer_or_shorter(change, longer="more", shorter="less")
 
 
 def _why(comparison: Comparison) -> str:
     reasons = []
     if comparison.verdict == "no difference seen":
-        smallest = _smallest(comparison.smallest_detectable)
+        smallest = unsigned_percent(max(comparison.smallest_detectable, _SMALLEST_NAMED))
+        if comparison.smallest_detectable < _SMALLEST_NAMED:
+            smallest = f"less than {smallest}"
         reasons.append(
             f"in four of five cases this comparison would have found a change of {smallest}"
         )
@@ -181,18 +329,22 @@ def _why(comparison: Comparison) -> str:
                 f"{relative_interval(comparison.steps_low, comparison.steps_high)}, but two "
                 "starts of one command may differ as much"
             )
-    elif changed := _changed_words(comparison):
-        reasons.append(changed)
-    if typical := _typical_words(comparison):
-        reasons.append(typical)
-    reasons.append(steps_words(comparison))
-    return "; ".join(reasons)
+    else:
+        reasons.append(_changed_words(comparison))
+    how = " under the profiler" if comparison.steps_are == "profiled" else ""
+    if comparison.profiled is not None:
+        how += ", whose overhead is subtracted"
+    steps = f"A {_side_words(comparison.a)}, B {_side_words(comparison.b)}{how}"
+    return "; ".join(filter(None, (*reasons, _typical_words(comparison), steps)))
 
 
-def _smallest(share: float) -> str:
-    if share < _SMALLEST_NAMED:
-        return f"less than {unsigned_percent(_SMALLEST_NAMED)}"
-    return unsigned_percent(share)
+def _side_words(side: Side) -> str:
+    steps = sum(run.steps for run in side.runs)
+    runs = f" in {len(side.runs)} runs" if len(side.runs) > 1 else ""
+    independent = sum(run.effective_steps for run in side.runs)
+    correlated = len(side.runs) == 1 and independent < 0.8 * steps
+    worth = f" (worth {independent:.0f} independent ones)" if correlated else ""
+    return f"{counted(steps, 'step')}{worth}{runs}"
 
 
 def _changed_words(comparison: Comparison) -> str:
@@ -200,26 +352,30 @@ def _changed_words(comparison: Comparison) -> str:
 
     The parts of a few traced steps count only when those are the steps compared.
     """
+    least = _WORTH_NAMING * comparison.a_ms
     if comparison.steps_are == "profiled":
-        rows = [(PARTS[row.id][0].lower(), row.change_ms) for row in comparison.budget]
-        return _largest_words(rows, comparison.a_ms)
+        parts = [row for row in comparison.budget if abs(row.change_ms) >= least]
+        parts.sort(key=lambda row: -abs(row.change_ms))
+        return ", ".join(
+            f"{PARTS[row.id][0].lower()} {signed(row.change_ms)} ms" for row in parts[:_MOST_PARTS]
+        )
     changed = [
         row
         for row in (*comparison.stalls, *comparison.phases)
-        if not row.low_ms <= 0 <= row.high_ms and _is_large(row.change_ms, comparison.a_ms)
+        if not row.low_ms <= 0 <= row.high_ms and abs(row.change_ms) >= least
     ]
     changed.sort(key=lambda row: -abs(row.change_ms))
     if not changed and comparison.phases:
         return "no single phase of the loop changed by more than noise"
-    return ", ".join(_row_words(row) for row in changed[:_MOST_PARTS])
+    return ", ".join(_phase_words(row) for row in changed[:_MOST_PARTS])
 
 
-def _row_words(row: PhaseChange) -> str:
+def _phase_words(row: PhaseChange) -> str:
     if not row.id.startswith("stall_"):
         return f"{row.id} {signed(row.change_ms)} ms"
     way = "fell" if row.change_ms < 0 else "rose"
     ends = f"{significant(row.a_ms)} to {milliseconds(row.b_ms)}"
-    return f"{row_name(row.id)} {way} from {ends} per step"
+    return f"{_row_name(row.id)} {way} from {ends} per step"
 
 
 def _typical_words(comparison: Comparison) -> str:
@@ -240,16 +396,6 @@ def _typical_words(comparison: Comparison) -> str:
     return f"the typical step (median) is {change}. The change of the mean may be noise"
 
 
-def _largest_words(rows: Iterable[tuple[str, float]], step_ms: float) -> str:
-    large = [row for row in rows if _is_large(row[1], step_ms)]
-    large.sort(key=lambda row: -abs(row[1]))
-    return ", ".join(f"{name} {signed(ms)} ms" for name, ms in large[:_MOST_PARTS])
-
-
-def _is_large(change_ms: float, step_ms: float) -> bool:
-    return abs(change_ms) >= _WORTH_NAMING * step_ms
-
-
 def _next(comparison: Comparison) -> str:
     if comparison.steps_are == "profiled":
         return "capture both runs with stepscope run: only steps without the profiler can decide"
@@ -267,31 +413,22 @@ def _next(comparison: Comparison) -> str:
         if comparison.steps_are == "listed":
             return "go back to A, or capture both with stepscope run to see what became slower"
         return "go back to A, or see what became slower: stepscope explain on B's run folder"
-    return (
-        "confirm it with several starts: stepscope ab -- COMMAND_A --- COMMAND_B"
-        if once
-        else "keep B"
-    )
+    if once:
+        return "confirm it with several starts: stepscope ab -- COMMAND_A --- COMMAND_B"
+    return "keep B"
 
 
-def _side_words(side: Side) -> str:
-    steps = sum(run.steps for run in side.runs)
-    runs = f" in {len(side.runs)} runs" if len(side.runs) > 1 else ""
-    independent = sum(run.effective_steps for run in side.runs)
-    correlated = len(side.runs) == 1 and independent < 0.8 * steps
-    worth = f" (worth {independent:.0f} independent ones)" if correlated else ""
-    return f"{counted(steps, 'step')}{worth}{runs}"
-
+# The track record: promised against delivered.
 
 SUMMARY_COLUMNS = ("change", "predicted", "measured", "median error", "bias", "inside")
 PROMISE_COLUMNS = ("id", "when", "change", "before", "predicted", "measured", "error")
 
 
-def record_answer(kept: Sequence[TrackedPromise]) -> Answer:
-    errors = [abs(row.error) for row in kept if row.error is not None]
-    waiting = len(kept) - len(errors)
+def record_answer(tracked: Sequence[TrackedPromise]) -> Answer:
+    errors = [abs(row.error) for row in tracked if row.error is not None]
+    waiting = len(tracked) - len(errors)
     compare = "stepscope compare BEFORE AFTER, or stepscope ab -- COMMAND --- COMMAND"
-    if not kept:
+    if not tracked:
         return Answer(
             verdict="No prediction is recorded on this machine yet.",
             why="stepscope whatif --remember records what it predicts",
@@ -303,7 +440,7 @@ def record_answer(kept: Sequence[TrackedPromise]) -> Answer:
             why="no comparison has measured one of these changes alone",
             next=f"make the change, then {compare}",
         )
-    inside = sum(bool(row.inside) for row in kept)
+    inside = sum(bool(row.inside) for row in tracked)
     who = "half of them" if len(errors) > 1 else "it"
     return Answer(
         verdict=(
@@ -332,9 +469,9 @@ def summary_cells(row: Summary) -> list[str]:
     ]
 
 
-def promise_cells(kept: TrackedPromise) -> list[str]:
+def promise_cells(tracked: TrackedPromise) -> list[str]:
     """A promise's row, as PROMISE_COLUMNS has it."""
-    promise, delivered, error = kept.promise, kept.delivered_ms, kept.error
+    promise, delivered = tracked.promise, tracked.delivered_ms
     return [
         promise.id,
         time.strftime("%Y-%m-%d %H:%M", time.localtime(promise.when_unix)),
@@ -342,12 +479,12 @@ def promise_cells(kept: TrackedPromise) -> list[str]:
         milliseconds(promise.baseline_ms),
         f"{significant(promise.predicted_ms)} ({interval(promise.low_ms, promise.high_ms)})",
         "open" if delivered is None else milliseconds(delivered),
-        or_dash(error, signed_percent),
+        or_dash(tracked.error, signed_percent),
     ]
 
 
-def newest_first(kept: Sequence[TrackedPromise]) -> list[TrackedPromise]:
-    return sorted(kept, key=lambda row: -row.promise.when_unix)
+def newest_first(tracked: Sequence[TrackedPromise]) -> list[TrackedPromise]:
+    return sorted(tracked, key=lambda row: -row.promise.when_unix)
 
 
 def unread_words(unread: int) -> str:
@@ -371,7 +508,7 @@ def forgotten_words(promise: Promise, *, delivery_only: bool) -> str:
 
 
 def record_json(
-    kept: Sequence[TrackedPromise],
+    tracked: Sequence[TrackedPromise],
     rows: Sequence[Summary],
     folder: Path,
     unread: int = 0,
@@ -380,11 +517,11 @@ def record_json(
     """`record --json`."""
     return {
         "schema": SCHEMA,
-        **to_builtins(record_answer(kept)),
+        **to_builtins(record_answer(tracked)),
         "folder": str(folder),
         "unread_lines": unread,
         "ignored": [{**to_builtins(delivery), "why": why} for delivery, why in ignored],
-        "what_ifs": [to_builtins(row) for row in rows],
+        "what_ifs": to_builtins(list(rows)),
         "promises": [
             {
                 **to_builtins(row.promise),
@@ -392,6 +529,6 @@ def record_json(
                 "delivery": to_builtins(row.delivery),
                 **_outcome(row),
             }
-            for row in kept
+            for row in tracked
         ],
     }

@@ -4,10 +4,10 @@ peak, what holds it, what would fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepscope.explain.efficiency import ABOVE, above_peak
-from stepscope.explain.memory.theory import LABELS, between_words
+from stepscope.explain.memory.model import LABELS, between_words
 from stepscope.explain.rank import OTHERS
 from stepscope.records.explanation import RankExplanation
 from stepscope.records.hardware import Efficiency, Spot
@@ -33,8 +33,7 @@ _FASTEST = ("bf16", "fp16")  # the fastest dtypes that most models train in
 _COLOURS = {"exposed_comm": "comm", "exposed_memory": "memory"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakLoss:
+class PeakLoss(NamedTuple):
     """One loss on the way from the peak down to MFU."""
 
     id: str
@@ -65,19 +64,9 @@ def peak_losses(rank: RankExplanation) -> list[PeakLoss]:
     out, left = [], 1.0
     for name, label, hint, color in (*lost, *_COMPUTE):
         left -= shares[name]
-        if shares[name] >= LEAST_SHARE:
-            ms = shares[name] * step
-            out.append(
-                PeakLoss(
-                    id=name,
-                    label=label,
-                    hint=hint,
-                    color=color,
-                    share=shares[name],
-                    ms=ms,
-                    left=max(0.0, left),
-                )
-            )
+        share = shares[name]
+        if share >= LEAST_SHARE:
+            out.append(PeakLoss(name, label, hint, color, share, share * step, max(0.0, left)))
     return out
 
 
@@ -134,8 +123,9 @@ def efficiency_headline(efficiency: Efficiency) -> str:
     source = _SOURCES.get(efficiency.peak_source or "", "")
     if efficiency.peak_source == "calibrated" and efficiency.ceilings and efficiency.ceilings.doubt:
         source = "calibrated on a busy machine, so too low"
+    reached = efficiency.model_flops / ((efficiency.step_ms or 0.0) / 1e3 or 1e30)
     return (
-        f"MFU {percent(efficiency.mfu)}: {flop_rate(_achieved(efficiency))} of "
+        f"MFU {percent(efficiency.mfu)}: {flop_rate(reached)} of "
         f"{flop_rate(efficiency.peak_flops)} in {efficiency.dtype} ({source})"
     )
 
@@ -154,27 +144,19 @@ def against_fastest(efficiency: Efficiency) -> str:
     return f"That is {percent(share)} of what its tensor cores do in {dtype} ({flop_rate(peak)})."
 
 
-def _no_flops(efficiency: Efficiency) -> str:
-    if any("CUDA graph" in note for note in efficiency.notes):
-        return (
-            "the trace gives no FLOPs for kernels of CUDA graphs: record an eager step, or the "
-            "graph's recording, in the same window."
-        )
-    return "the trace gives no FLOPs: record it with shapes to count them."
-
-
 def no_peak(efficiency: Efficiency) -> str:
     """Why there is no MFU."""
     if efficiency.step_ms is None:
         return "the trace has no step."
     if not efficiency.model_flops:
-        return _no_flops(efficiency)
+        if any("CUDA graph" in note for note in efficiency.notes):
+            return (
+                "the trace gives no FLOPs for kernels of CUDA graphs: record an eager step, or the "
+                "graph's recording, in the same window."
+            )
+        return "the trace gives no FLOPs: record it with shapes to count them."
     device = efficiency.ceilings.device if efficiency.ceilings else "this device"
     return f"the peak rate of {device} is not known; `stepscope calibrate` measures it."
-
-
-def _achieved(efficiency: Efficiency) -> float:
-    return efficiency.model_flops / ((efficiency.step_ms or 0.0) / 1e3 or 1e30)
 
 
 def operators(efficiency: Efficiency) -> list[Spot]:
@@ -208,7 +190,7 @@ def share_of_roof(spot: Spot) -> str:
     return share_of_peak(near)
 
 
-def about(spot: Spot) -> str:
+def about_spot(spot: Spot) -> str:
     """Its dtype, its phase, and whether it is recomputed."""
     again = "recomputed" if spot.recomputed else ""
     return ", ".join(word for word in (spot.dtype, spot.phase, again) if word)

@@ -122,11 +122,6 @@ def _accusation(stragglers: tuple[Straggler, ...]) -> str:
     )
 
 
-def worst_error_ns(clock: Clock) -> int:
-    """The largest error bar of any rank."""
-    return max(clock.error_ns.values(), default=0)
-
-
 def clock_words(clock: Clock) -> str:
     """How well the ranks' clocks agree, and how that is known."""
     if not clock.aligned:

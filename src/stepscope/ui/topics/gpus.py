@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.prediction import GpuComparison, GpuPrediction
 from stepscope.text.figures import factor, interval, milliseconds, percent, significant
 from stepscope.trace.files import read_whole
+from stepscope.ui.topics.section import Column, Table
 from stepscope.ui.topics.whatif import BOUND
 from stepscope.ui.words import Answer
 
@@ -70,52 +71,37 @@ def comparison_json(comparison: GpuComparison) -> dict[str, Any]:
     return {"schema": SCHEMA, **body}
 
 
-def answer(comparison: GpuComparison) -> Answer:
+def gpus_answer(comparison: GpuComparison) -> Answer:
+    now = f"the step takes {milliseconds(comparison.baseline_ms)} on {comparison.source}"
     usable = [row for row in comparison.gpus if row.step_ms is not None and row.fits is not False]
     others = [row for row in usable if row.gpu != comparison.source_gpu]
     if not others:
         return Answer(
             verdict="no other GPU in the table can run this step unchanged",
-            why=f"the step takes {milliseconds(comparison.baseline_ms)} on {comparison.source}",
+            why=now,
             next="a smaller batch may fit: see `stepscope whatif --set batch=x0.5`",
         )
-    return Answer(
-        verdict=_verdict(comparison, others[0]),
-        why=_why(comparison, others),
-        next=_next(comparison, others),
+    best = others[0]
+    verdict = f"no GPU in the table would run this step faster than {comparison.source}"
+    if (speedup := best.speedup or 1.0) >= _CLEAR:
+        step = f"{milliseconds(best.step_ms or 0.0)} ({_interval(best)})"
+        verdict = f"{best.gpu} would run this step {factor(speedup)} times as fast: {step}"
+    why = f"{now}. It is GPU-bound on every GPU in the table"
+    if bound := [row.gpu for row in others if row.decides == "host"]:
+        names = ", ".join(bound[:3]) + (f" and {len(bound) - 3} more" if len(bound) > 3 else "")
+        why = f"{now}. On {names} it would be host-bound, so a faster GPU would sit idle"
+    following = (
+        "run `stepscope calibrate` on that GPU and pass its file as gpu=FILE: this halves the "
+        "interval"
     )
-
-
-def _verdict(comparison: GpuComparison, best: GpuPrediction) -> str:
-    speedup = best.speedup or 1.0
-    if speedup < _CLEAR:
-        return f"no GPU in the table would run this step faster than {comparison.source}"
-    step = f"{milliseconds(best.step_ms or 0.0)} ({_interval(best)})"
-    return f"{best.gpu} would run this step {factor(speedup)} times as fast: {step}"
+    if any(row.samples_per_money is not None for row in others):
+        cheapest = max(others, key=lambda row: row.samples_per_money or 0.0)
+        following = f"{cheapest.gpu} gives the most {work_word(comparison)} for the money"
+    return Answer(verdict=verdict, why=why, next=following)
 
 
 def _interval(row: GpuPrediction) -> str:
     return interval(row.low_ms or 0.0, row.high_ms or 0.0)
-
-
-def _why(comparison: GpuComparison, rows: list[GpuPrediction]) -> str:
-    bound = [row.gpu for row in rows if row.decides == "host"]
-    now = f"the step takes {milliseconds(comparison.baseline_ms)} on {comparison.source}"
-    if not bound:
-        return f"{now}. It is GPU-bound on every GPU in the table"
-    names = ", ".join(bound[:3]) + (f" and {len(bound) - 3} more" if len(bound) > 3 else "")
-    return f"{now}. On {names} it would be host-bound, so a faster GPU would sit idle"
-
-
-def _next(comparison: GpuComparison, rows: list[GpuPrediction]) -> str:
-    priced = [row for row in rows if row.samples_per_money is not None]
-    if priced:
-        cheapest = max(priced, key=lambda row: row.samples_per_money or 0.0)
-        return f"{cheapest.gpu} gives the most {work_word(comparison)} for the money"
-    return (
-        "run `stepscope calibrate` on that GPU and pass its file as gpu=FILE: this halves the "
-        "interval"
-    )
 
 
 def work_word(comparison: GpuComparison) -> str:
@@ -131,35 +117,47 @@ def fits_word(row: GpuPrediction) -> str:
     return f"no, batch {row.largest_batch}" if row.largest_batch else "no"
 
 
-def columns(comparison: GpuComparison) -> list[str]:
-    names = ["GPU", ">step", ">95%", ">speed", f">{work_word(comparison)}/s", "bottleneck", "fits"]
+def gpu_table(comparison: GpuComparison) -> Table[GpuPrediction]:
+    """The step on each GPU; of one whose step is not known only whether it fits."""
+
+    def column(
+        name: str, words: Callable[[GpuPrediction], str], unknown: str = ""
+    ) -> Column[GpuPrediction]:
+        return Column(name, lambda row: unknown if row.step_ms is None else words(row), name)
+
+    def per_second(row: GpuPrediction) -> str:
+        steps = 1e3 / (row.step_ms or 1.0)
+        return significant((row.samples_per_s if comparison.counts_samples else steps) or 0.0)
+
+    def name(row: GpuPrediction) -> str:
+        return f"{row.gpu} (now)" if row.gpu == comparison.source_gpu else row.gpu
+
+    work = work_word(comparison)
+    columns: list[Column[GpuPrediction]] = [
+        Column("GPU", name, "GPU", lambda row: row.gpu),
+        column(">step", lambda row: milliseconds(row.step_ms or 0.0), "-"),
+        column(">95%", _interval),
+        column(">speed", lambda row: f"{factor(row.speedup or 0.0)}x"),
+        column(f">{work}/s", per_second),
+        Column(
+            "bottleneck",
+            lambda row: BOUND[row.decides] if row.decides else "",
+            "bottleneck",
+            lambda row: str(row.decides),
+        ),
+        Column("fits", fits_word, "fits"),
+    ]
     if any(row.price for row in comparison.gpus):
-        names.append(f">{work_word(comparison)} per money")
-    return names
+        columns.append(
+            Column(
+                f">{work} per money",
+                lambda row: significant(row.samples_per_money) if row.samples_per_money else "",
+            )
+        )
+    return Table(title="the step", columns=columns, rows=comparison.gpus)
 
 
-def cells(comparison: GpuComparison, row: GpuPrediction) -> list[str]:
-    """One line of the table, in the order of `columns`."""
-    name = f"{row.gpu} (now)" if row.gpu == comparison.source_gpu else row.gpu
-    if row.step_ms is None:
-        line = [name, "-", "", "", "", "", fits_word(row)]
-    else:
-        per_second = row.samples_per_s if comparison.counts_samples else 1e3 / row.step_ms
-        line = [
-            name,
-            milliseconds(row.step_ms),
-            _interval(row),
-            f"{factor(row.speedup or 0.0)}x",
-            significant(per_second or 0.0),
-            BOUND[row.decides] if row.decides else "",
-            fits_word(row),
-        ]
-    if any(one.price for one in comparison.gpus):
-        line.append(significant(row.samples_per_money) if row.samples_per_money else "")
-    return line
-
-
-def notes(comparison: GpuComparison) -> list[str]:
+def gpus_notes(comparison: GpuComparison) -> list[str]:
     shares = [row.modelled_share for row in comparison.gpus if row.modelled_share]
     lines = [
         "CPU time is assumed to be the same on every GPU",

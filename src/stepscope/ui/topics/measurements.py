@@ -1,4 +1,4 @@
-"""Put what was measured on this machine into sentences, rows and JSON: a calibration, the
+"""Put what was measured on this machine into sentences, tables and JSON: a calibration, the
 collectives laboratory, a probe's operator times.
 """
 
@@ -11,8 +11,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import to_builtins
 
-from stepscope.explain.roofline import doubt_about
 from stepscope.predict.collective_times import fit_contention, fit_sweep
 from stepscope.predict.operator_library import library_file
 from stepscope.records.hardware import (
@@ -32,13 +32,15 @@ from stepscope.text.figures import (
     factor,
     flop_rate,
     percent,
+    significant,
     size,
 )
 from stepscope.text.words import counted
-from stepscope.ui.words import Answer
+from stepscope.ui.topics.section import Column, Table
+from stepscope.ui.words import Answer, or_dash
 
 if TYPE_CHECKING:
-    from stepscope.predict.collective_algorithms import AlgorithmComparison
+    from stepscope.predict.collective_times import AlgorithmComparison
 
 SCHEMA = 1
 _DISTURBED = 0.2  # passes that disagree by more than this: other programs used the machine
@@ -74,39 +76,29 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
 def fit_profile(raw: dict[str, Any]) -> Profile:
     """Fit what the ranks measured."""
     machine = raw["machine"]
+    matmul = machine["matmul_flops"]
     single = {name: machine[name] for name in _CEILINGS if name in machine}
-    spread = {f"matmul {dtype}": one["spread"] for dtype, one in machine["matmul_flops"].items()}
     refused = {f"{call['kind']}, {call['group']}": call["why"] for call in raw["not_offered"]}
+    fitted = ("kind", "group", "group_size", "sizes_bytes", "passes_ns")
     return Profile(
-        host=raw["host"],
-        device=raw["device"],
-        kind=raw["kind"],
-        torch=raw["torch"],
-        when_unix=raw["when_unix"],
-        world_size=raw["world_size"],
-        backend=raw["backend"],
+        **{name: raw[name] for name in ("host", "device", "kind", "torch", "when_unix")},
+        **{name: raw[name] for name in ("world_size", "backend")},
         threads=machine["threads"],
-        matmul_flops={dtype: one["flops"] for dtype, one in machine["matmul_flops"].items()},
+        matmul_flops={dtype: one["flops"] for dtype, one in matmul.items()},
         sustained_flops={
-            dtype: one["sustained"]
-            for dtype, one in machine["matmul_flops"].items()
-            if "sustained" in one
+            dtype: one["sustained"] for dtype, one in matmul.items() if "sustained" in one
         },
         **{name: one["value"] for name, one in single.items()},
-        spread=spread | {name: one["spread"] for name, one in single.items()},
+        spread={f"matmul {dtype}": one["spread"] for dtype, one in matmul.items()}
+        | {name: one["spread"] for name, one in single.items()},
         not_offered=machine["not_offered"] | refused,
-        fits=tuple(_fit(sweep) for sweep in raw["sweeps"]),
+        fits=tuple(fit_sweep(**{name: sweep[name] for name in fitted}) for sweep in raw["sweeps"]),
         contention=fit_contention(raw["world_size"], raw.get("contention") or []),
         other_cores=machine.get("other_cores"),
         cores=machine.get("cores"),
         rounds=machine.get("rounds", 1),
         hosts=raw.get("hosts"),
     )
-
-
-def _fit(sweep: dict[str, Any]) -> CollectiveFit:
-    names = ("kind", "group", "group_size", "sizes_bytes", "passes_ns")
-    return fit_sweep(**{name: sweep[name] for name in names})
 
 
 def collective_rows(profile: Profile) -> list[CollectiveRow]:
@@ -133,17 +125,50 @@ def _collective_row(fit: CollectiveFit) -> CollectiveRow:
     )
 
 
-def machine_rows(profile: Profile) -> list[tuple[str, str, float]]:
+def _sizes(row: CollectiveRow, dash: str) -> str:
+    return f"{binary_size(row.from_bytes)} {dash} {binary_size(row.to_bytes)}"
+
+
+_COLLECTIVE_COLUMNS: tuple[Column[CollectiveRow], ...] = (
+    Column("kind", lambda row: row.kind, "Kind"),
+    Column("group", lambda row: row.group, "Group"),
+    Column(">ranks", lambda row: str(row.group_size), ">Ranks"),
+    Column(">sizes", lambda row: _sizes(row, "-"), ">Sizes", lambda row: _sizes(row, "–")),
+    Column(">latency", lambda row: duration(row.latency_ns), ">Latency"),
+    Column(
+        ">algbw",
+        lambda row: significant(row.algbw_gb_s),
+        ">algbw",
+        lambda row: byte_rate(1e9 * row.algbw_gb_s),
+    ),
+    Column(
+        ">busbw",
+        lambda row: significant(row.busbw_gb_s),
+        ">busbw",
+        lambda row: byte_rate(1e9 * row.busbw_gb_s),
+    ),
+    Column(">held out", lambda row: percent(row.held_out), ">Held-out error"),
+    Column(None, lambda row: percent(row.held_out_sizes), ">… sizes unseen too"),
+    Column(">noise", lambda row: percent(row.noise), ">Noise floor"),
+)
+
+
+def collective_table(profile: Profile) -> Table[CollectiveRow]:
+    title = "collectives, GB/s at the largest size"
+    return Table(title=title, columns=_COLLECTIVE_COLUMNS, rows=collective_rows(profile))
+
+
+def machine_rows(profile: Profile) -> list[tuple[str, str, str]]:
     """Label, value and spread of every ceiling."""
     rows = [
-        (f"matmul {dtype}", flop_rate(flops), profile.spread.get(f"matmul {dtype}", 0.0))
+        (f"matmul {dtype}", flop_rate(flops), f"matmul {dtype}")
         for dtype, flops in sorted(profile.matmul_flops.items(), key=lambda pair: -pair[1])
     ]
     for name, (label, words) in _CEILINGS.items():
         value = getattr(profile, name)
         if value is not None:
-            rows.append((label, words(value), profile.spread.get(name, 0.0)))
-    return rows
+            rows.append((label, words(value), name))
+    return [(label, value, percent(profile.spread.get(name, 0.0))) for label, value, name in rows]
 
 
 def calibration_answer(profile: Profile) -> Answer:
@@ -180,7 +205,7 @@ def _why(profile: Profile) -> str:
 
 
 def _next(profile: Profile) -> str:
-    if doubt := doubt_about(profile):
+    if doubt := profile.doubt:
         return doubt
     if not profile.fits:
         return "to measure collectives too: stepscope calibrate --ranks N, or under torchrun"
@@ -210,10 +235,9 @@ def contention_sentence(profile: Profile) -> str | None:
     largest = min(fit.measured[-1].size_bytes, line.to_bytes) if fit else 0
     if fit is None or largest < contention.beside[0].from_bytes:
         return slowdown
-    lasts, alone = line.at(largest), fit.expected_ns(largest)
     return (
-        f"{slowdown}. An all_reduce of {binary_size(largest)} then takes {duration(lasts)} "
-        f"instead of {duration(alone)}"
+        f"{slowdown}. An all_reduce of {binary_size(largest)} then takes "
+        f"{duration(line.at(largest))} instead of {duration(fit.expected_ns(largest))}"
     )
 
 
@@ -221,21 +245,30 @@ def calibration_json(profile: Profile, saved: Path) -> dict[str, Any]:
     """`calibrate --json`, schema 1 (docs/reference/json.md)."""
     return {
         "schema": SCHEMA,
-        **msgspec.to_builtins(calibration_answer(profile)),
+        **to_builtins(calibration_answer(profile)),
         "saved": str(saved),
-        "profile": msgspec.to_builtins(profile),
-        "collectives": [msgspec.to_builtins(row) for row in collective_rows(profile)],
+        "profile": to_builtins(profile),
+        "collectives": to_builtins(collective_rows(profile)),
     }
+
+
+def algorithm_name(name: str) -> str:
+    """halving_doubling as people write it."""
+    return name.replace("_", "-")
 
 
 def algorithms_answer(comparison: AlgorithmComparison, profile: Profile) -> Answer:
     """Which all-reduce algorithm is fastest, and where the numbers come from."""
-    fastest = " and ".join(name.replace("_", "-") for name in comparison.fastest)
+    fastest = " and ".join(map(algorithm_name, comparison.fastest))
     times = ", ".join(
-        f"{name.replace('_', '-')} {duration(ns)}" for name, ns in comparison.times_ns.items()
+        f"{algorithm_name(name)} {duration(ns)}" for name, ns in comparison.times_ns.items()
     )
     beta = comparison.beta_ns_per_byte
-    hop_rate = byte_rate(1e9 / beta if beta else 0.0)
+    crossovers = [
+        f"{algorithm_name(crossover.below)} beats {algorithm_name(crossover.above)} below "
+        f"{size(crossover.size_bytes)}"
+        for crossover in comparison.crossovers
+    ] or ["the order is the same at every size"]
     return Answer(
         verdict=(
             f"{fastest}{' tie' if len(comparison.fastest) > 1 else ' is fastest'} for an "
@@ -245,47 +278,29 @@ def algorithms_answer(comparison: AlgorithmComparison, profile: Profile) -> Answ
         ),
         why=(
             f"{times}. One hop takes {duration(comparison.alpha_ns)} and then moves "
-            f"{hop_rate}. This assumes that the all_reduce measured over "
-            f"{counted(profile.world_size or 1, 'rank')} ({profile.backend}, {profile.host}) "
-            "ran as a ring"
+            f"{byte_rate(1e9 / beta if beta else 0.0)}. This assumes that the all_reduce "
+            f"measured over {counted(profile.world_size or 1, 'rank')} ({profile.backend}, "
+            f"{profile.host}) ran as a ring"
         ),
-        next=_crossover_words(comparison),
+        next="; ".join(crossovers) + ". Time both in your job before you choose (NCCL: NCCL_ALGO)",
     )
-
-
-def _crossover_words(comparison: AlgorithmComparison) -> str:
-    crossovers = [
-        f"{crossover.below.replace('_', '-')} beats {crossover.above.replace('_', '-')} below "
-        f"{size(crossover.size_bytes)}"
-        for crossover in comparison.crossovers
-    ] or ["the order is the same at every size"]
-    return "; ".join(crossovers) + ". Time both in your job before you choose (NCCL: NCCL_ALGO)"
 
 
 def algorithms_json(comparison: AlgorithmComparison, profile: Profile) -> dict[str, Any]:
     """`calibrate --compare --json`."""
+    measured = ("host", "backend", "world_size", "when_unix")
     return {
         "schema": SCHEMA,
-        **msgspec.to_builtins(algorithms_answer(comparison, profile)),
-        "comparison": msgspec.to_builtins(comparison),
-        "measured": {
-            "host": profile.host,
-            "backend": profile.backend,
-            "world_size": profile.world_size,
-            "when_unix": profile.when_unix,
-        },
+        **to_builtins(algorithms_answer(comparison, profile)),
+        "comparison": to_builtins(comparison),
+        "measured": {name: getattr(profile, name) for name in measured},
     }
 
 
-# The collectives laboratory for every surface: sentences, rows, JSON.
+# The collectives laboratory for every surface: sentences, tables, JSON.
 
 _NOISY = 0.2  # passes of one step that differ by more: other programs used the machine
 _NEAR = 2.0  # times: a crossover predicted better than that is right
-
-
-def algorithm_name(name: str) -> str:
-    """halving_doubling as people write it."""
-    return name.replace("_", "-")
 
 
 def kinds_of(report: LaboratoryReport) -> list[str]:
@@ -297,43 +312,34 @@ def of_kind(report: LaboratoryReport, kind: str) -> list[AlgorithmTimes]:
 
 
 def laboratory_answer(report: LaboratoryReport) -> Answer:
-    return Answer(
-        verdict=_fastest_verdict(report), why=_laboratory_why(report), next=_laboratory_next(report)
-    )
-
-
-def _fastest_verdict(report: LaboratoryReport) -> str:
-    """The fastest algorithm for small and for large vectors."""
-    kind = kinds_of(report)[0]
+    kind, link = kinds_of(report)[0], report.link
     ours = [times for times in of_kind(report, kind) if times.formula]
     ends = ", ".join(
         f"{_fastest(ours, at)} at {binary_size(ours[0].sizes[at].size_bytes)}" for at in (0, -1)
     )
-    return f"{kind} over {counted(report.world_size, 'rank')} ({report.backend}): fastest {ends}"
-
-
-def _fastest(algorithms: list[AlgorithmTimes], at: int) -> str:
-    """The fastest at a size; "about" if passes of another one were as fast."""
-    best = min(algorithms, key=lambda times: times.sizes[at].time_ns)
-    rivals = [
-        times
-        for times in algorithms
-        if times is not best and times.sizes[at].low_ns <= best.sizes[at].high_ns
-    ]
-    name = algorithm_name(best.algorithm)
-    return f"{name} (not clearly)" if rivals else name
-
-
-def _laboratory_why(report: LaboratoryReport) -> str:
-    link = report.link
     errors = [times.error for times in report.algorithms if times.error is not None]
     beta = link.beta_ns_per_byte
     rate = f"and then moves {_rate(beta)}" if beta else "at all sizes"
-    return (
-        f"one step takes {duration(link.alpha_ns)} {rate}. With these rates the formulas are "
+    return Answer(
+        verdict=f"{kind} over {counted(report.world_size, 'rank')} ({report.backend}): "
+        f"fastest {ends}",
+        why=f"one step takes {duration(link.alpha_ns)} {rate}. With these rates the formulas are "
         f"{percent(median(errors))} off (median of {len(errors)}), {percent(max(errors))} at "
-        "worst"
+        "worst",
+        next=_laboratory_next(report),
     )
+
+
+def _fastest(algorithms: list[AlgorithmTimes], at: int) -> str:
+    """Name the fastest at a size; "not clearly" if passes of another one were as fast."""
+    best = min(algorithms, key=lambda times: times.sizes[at].time_ns)
+    is_matched = any(
+        times.sizes[at].low_ns <= best.sizes[at].high_ns
+        for times in algorithms
+        if times is not best
+    )
+    name = algorithm_name(best.algorithm)
+    return f"{name} (not clearly)" if is_matched else name
 
 
 def _laboratory_next(report: LaboratoryReport) -> str:
@@ -342,30 +348,67 @@ def _laboratory_next(report: LaboratoryReport) -> str:
             f"passes of a single step differ by {percent(report.link.noise)}. Other programs "
             "use the machine: measure again when it is idle"
         )
-    beaten = _slowest_backend(report)
-    if beaten:
-        return beaten
-    return "compare for other numbers of ranks: stepscope calibrate --compare 25MB --world 64"
+    return _slowest_backend(report) or (
+        "compare for other numbers of ranks: stepscope calibrate --compare 25MB --world 64"
+    )
 
 
-def _slowest_backend(report: LaboratoryReport) -> str | None:
-    """Where a textbook algorithm beats the backend's own most clearly."""
-    best: tuple[float, str] | None = None
+def _slowest_backend(report: LaboratoryReport) -> str:
+    """Say where a textbook algorithm beats the backend's own most clearly, if one does."""
+    largest, words = 1.0, ""
     for kind in kinds_of(report):
         times = {one.algorithm: one for one in of_kind(report, kind)}
         backend = times.pop(report.backend, None)
         for one in times.values() if backend else ():
             for ours, theirs in zip(one.sizes, backend.sizes, strict=True):  # type: ignore[union-attr]
-                # Clear of both spreads.
-                gain = theirs.low_ns / max(1, ours.high_ns)
-                words = (
-                    f"{report.backend}'s own {kind} of {binary_size(ours.size_bytes)} takes "
-                    f"{factor(theirs.time_ns / ours.time_ns)} times as long as "
-                    f"{algorithm_name(one.algorithm)}. Try other settings of {report.backend}"
-                )
-                if gain > 1 and (best is None or gain > best[0]):
-                    best = (gain, words)
-    return best[1] if best else None
+                gain = theirs.low_ns / max(1, ours.high_ns)  # clear of both spreads
+                if gain > largest:
+                    largest = gain
+                    words = (
+                        f"{report.backend}'s own {kind} of {binary_size(ours.size_bytes)} takes "
+                        f"{factor(theirs.time_ns / ours.time_ns)} times as long as "
+                        f"{algorithm_name(one.algorithm)}. Try other settings of {report.backend}"
+                    )
+    return words
+
+
+def algorithm_table(
+    algorithms: Sequence[AlgorithmTimes], places: Sequence[int]
+) -> Table[AlgorithmTimes]:
+    """The times of one collective at these places among the sizes, and the formula's error."""
+    sizes = [binary_size(one.size_bytes) for one in algorithms[0].sizes]
+
+    def time_at(place: int) -> Column[AlgorithmTimes]:
+        return Column(
+            f">{sizes[place]}",
+            lambda times: duration(times.sizes[place].time_ns),
+            f">{sizes[place]}",
+        )
+
+    def unless_unknown(words: str) -> str:
+        return "" if words == "-" else words
+
+    def steps(times: AlgorithmTimes) -> str:
+        return or_dash(times.steps, str)
+
+    def sent(times: AlgorithmTimes) -> str:
+        return or_dash(times.sent, lambda sent: f"{significant(sent)} n")
+
+    def error(times: AlgorithmTimes) -> str:
+        return or_dash(times.error, percent)
+
+    return Table(
+        title=algorithms[0].kind,
+        columns=(
+            Column("algorithm", lambda times: algorithm_name(times.algorithm), "Algorithm"),
+            Column(None, lambda times: times.formula or "the backend's own", "Formula"),
+            Column(">steps", steps, ">Steps", lambda times: unless_unknown(steps(times))),
+            Column(">sent", sent, ">Sent", lambda times: unless_unknown(sent(times))),
+            *map(time_at, places),
+            Column(">formula off", error, ">Formula off", lambda t: unless_unknown(error(t))),
+        ),
+        rows=algorithms,
+    )
 
 
 def crossover_words(crossover: AlgorithmCrossover) -> tuple[str, str, str]:
@@ -374,6 +417,20 @@ def crossover_words(crossover: AlgorithmCrossover) -> tuple[str, str, str]:
     measured = crossover.measured_bytes
     seen = binary_size(measured) if measured else "not seen"
     return pair, binary_size(crossover.predicted_bytes), seen
+
+
+_CROSSOVER_COLUMNS: tuple[Column[AlgorithmCrossover], ...] = (
+    Column("collective", lambda one: one.kind, "Collective"),
+    Column("from → to", lambda one: crossover_words(one)[0], "Small → large"),
+    Column(">predicted", lambda one: crossover_words(one)[1], ">Predicted"),
+    Column(">measured", lambda one: crossover_words(one)[2], ">Measured"),
+)
+
+
+def crossover_table(report: LaboratoryReport) -> Table[AlgorithmCrossover]:
+    right, count = crossovers_right(report.crossovers), len(report.crossovers)
+    title = f"crossovers: {right} of {count} predicted within a factor of two"
+    return Table(title=title, columns=_CROSSOVER_COLUMNS, rows=report.crossovers)
 
 
 def crossovers_right(crossovers: Sequence[AlgorithmCrossover]) -> int:
@@ -412,12 +469,12 @@ def laboratory_json(report: LaboratoryReport) -> dict[str, Any]:
     link = {
         "alpha_ns": report.link.alpha_ns,
         "beta_ns_per_byte": report.link.beta_ns_per_byte,
-        **msgspec.to_builtins(report.link),
+        **to_builtins(report.link),
     }
     return {
         "schema": SCHEMA,
-        **msgspec.to_builtins(laboratory_answer(report)),
-        "laboratory": msgspec.to_builtins(report) | {"link": link},
+        **to_builtins(laboratory_answer(report)),
+        "laboratory": to_builtins(report) | {"link": link},
     }
 
 
@@ -425,7 +482,7 @@ def laboratory_json(report: LaboratoryReport) -> dict[str, Any]:
 
 
 def probe_json(report: ProbeReport) -> dict[str, Any]:
-    body = msgspec.to_builtins(report)
+    body = to_builtins(report)
     return {"schema": 1, **body, "difference": report.difference, "library": str(library_file())}
 
 

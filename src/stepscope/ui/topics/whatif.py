@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from stepscope.records.change_values import Consistency
 from stepscope.records.explanation import Finding, RankExplanation
 from stepscope.records.job import Job
 from stepscope.records.parameter_server import (
+    BlockedBy,
     ConsistencyPromise,
     ShardLoad,
     Staleness,
@@ -37,6 +38,7 @@ from stepscope.records.prediction import (
     promise_name,
 )
 from stepscope.text.figures import (
+    duration,
     factor,
     interval,
     milliseconds,
@@ -50,6 +52,8 @@ from stepscope.text.words import counted
 from stepscope.trace.discover import find_traces
 from stepscope.trace.run_folder.run_state import is_server_file, server_file
 from stepscope.trace.run_folder.server_events import read_server_events
+from stepscope.ui.topics.section import Column, Table
+from stepscope.ui.words import or_dash
 from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:
@@ -192,14 +196,12 @@ def decides(step_ms: float, host_ms: float, device_ms: float) -> Decider:
 
 def why(before: Prediction, after: Prediction, *, on_host: bool = False) -> str:
     """Say whether the CPU or the GPU limits the step, before and after, and what stalls add."""
-    return _describe_typical(before, after, on_host=on_host) + _describe_stalls(before, after)
-
-
-def _describe_stalls(before: Prediction, after: Prediction) -> str:
+    typical = _describe_typical(before, after, on_host=on_host)
     if not before.stall_ms:
-        return ""
+        return typical
     then = milliseconds(after.stall_ms) if after.stall_ms else "nothing"
-    return f". Stalls add {milliseconds(before.stall_ms)} to an average step now, {then} after"
+    now = milliseconds(before.stall_ms)
+    return f"{typical}. Stalls add {now} to an average step now, {then} after"
 
 
 def _describe_typical(before: Prediction, after: Prediction, *, on_host: bool) -> str:
@@ -212,7 +214,10 @@ def _describe_typical(before: Prediction, after: Prediction, *, on_host: bool) -
         return f"CPU work {way} from {work}"
     now = decides(before.typical_ms, before.host_ms, before.device_ms)
     then = decides(after.typical_ms, after.host_ms, after.device_ms)
-    first, second = _work(before), _work(after)
+    first, second = (
+        f"GPU {milliseconds(step.device_ms)}, CPU {milliseconds(step.host_ms)}"
+        for step in (before, after)
+    )
     if now == then:
         sentence = f"{_BOUND_WORDS[now]} before ({first}) and after ({second})"
     else:
@@ -220,10 +225,6 @@ def _describe_typical(before: Prediction, after: Prediction, *, on_host: bool) -
     if judge(after) == "slower" and now == "host" and after.host_ms > before.host_ms:
         return f"{sentence}. The change gives the CPU more work, and the GPU waits for it"
     return sentence
-
-
-def _work(step: Prediction) -> str:
-    return f"GPU {milliseconds(step.device_ms)}, CPU {milliseconds(step.host_ms)}"
 
 
 def headline(rank: RankExplanation, before: Prediction, about: str) -> str:
@@ -244,17 +245,39 @@ def memory_words(prediction: Prediction) -> str:
     return "not known" if prediction.peak_bytes is None else size(prediction.peak_bytes)
 
 
+def _change_name(prediction: Prediction) -> str:
+    if len(prediction.settings) > 1:
+        return "all together"
+    return str(prediction.settings[0]) if prediction.settings else "no change"
+
+
+_STEP_COLUMNS: tuple[Column[Prediction], ...] = (
+    Column("", _change_name),
+    Column(">step", lambda step: milliseconds(step.predicted_ms)),
+    Column(">95%", lambda step: interval(step.low_ms, step.high_ms)),
+    Column(">samples/s", lambda step: f"{factor(step.throughput_factor)}x"),
+    Column(">CPU", lambda step: significant(step.host_ms)),
+    Column(">GPU", lambda step: significant(step.device_ms)),
+    Column("bottleneck", lambda s: BOUND[decides(s.typical_ms, s.host_ms, s.device_ms)]),
+    Column(">peak memory", memory_words),
+)
+
+
+def step_table(steps: Sequence[Prediction]) -> Table[Prediction]:
+    """The step as each prediction has it."""
+    return Table(columns=_STEP_COLUMNS, rows=steps)
+
+
 def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any]:
     """`whatif --json`, schema 1: the agreed names first."""
+
+    def of(*names: str) -> dict[str, Any]:
+        return {name: getattr(prediction, name) for name in names}
+
     saved, low, high = saved_ms(prediction)
     return {
         "schema": SCHEMA,
-        "baseline_ms": prediction.baseline_ms,
-        "predicted_ms": prediction.predicted_ms,
-        "low_ms": prediction.low_ms,
-        "high_ms": prediction.high_ms,
-        "speedup": prediction.speedup,
-        "peak_bytes": prediction.peak_bytes,
+        **of("baseline_ms", "predicted_ms", "low_ms", "high_ms", "speedup", "peak_bytes"),
         "assumptions": list(prediction.assumptions),
         "refused": list(prediction.refused),
         "settings": [str(setting) for setting in prediction.settings],
@@ -262,24 +285,13 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
         "saved_ms": saved,
         "saved_low_ms": low,
         "saved_high_ms": high,
-        "speedup_low": prediction.speedup_low,
-        "speedup_high": prediction.speedup_high,
-        "throughput_factor": prediction.throughput_factor,
-        "host_ms": prediction.host_ms,
-        "device_ms": prediction.device_ms,
+        **of("speedup_low", "speedup_high", "throughput_factor", "host_ms", "device_ms"),
         "decides": decides(prediction.typical_ms, prediction.host_ms, prediction.device_ms),
-        "peak_low_bytes": prediction.peak_low_bytes,
-        "peak_high_bytes": prediction.peak_high_bytes,
-        "baseline_low_ms": prediction.baseline_low_ms,
-        "baseline_high_ms": prediction.baseline_high_ms,
-        "baseline_from": prediction.baseline_from,
+        **of("peak_low_bytes", "peak_high_bytes"),
+        **of("baseline_low_ms", "baseline_high_ms", "baseline_from"),
         "baseline_host_ms": before.host_ms,
         "baseline_device_ms": before.device_ms,
-        "baseline_peak_bytes": prediction.baseline_peak_bytes,
-        "profiled_ms": prediction.profiled_ms,
-        "basis": prediction.basis,
-        "stall_ms": prediction.stall_ms,
-        "baseline_stall_ms": prediction.baseline_stall_ms,
+        **of("baseline_peak_bytes", "profiled_ms", "basis", "stall_ms", "baseline_stall_ms"),
         "consistency": promise_json(prediction.consistency),
     }
 
@@ -293,6 +305,11 @@ def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Predi
     raw = prediction.predicted_ms
     ms, low, high = adjust(name, raw, prediction.low_ms, prediction.high_ms, history)
     stretch, tried = lesson.stretch, lesson.deliveries
+
+    def widened(end: float) -> float:
+        middle = prediction.speedup
+        return middle * math.exp(stretch * math.log(end / middle)) * raw / ms
+
     assumption = (
         f"corrected by the results of {counted(tried, 'earlier prediction')} of this kind "
         f"(stepscope whatif --history): {significant(raw)} -> {milliseconds(ms)} "
@@ -308,14 +325,10 @@ def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Predi
         device_ms=prediction.device_ms * ms / raw,
         stall_ms=prediction.stall_ms * ms / raw,
         throughput_factor=prediction.throughput_factor * raw / ms,
-        speedup_low=_stretch(prediction.speedup_low, prediction.speedup, stretch) * raw / ms,
-        speedup_high=_stretch(prediction.speedup_high, prediction.speedup, stretch) * raw / ms,
+        speedup_low=widened(prediction.speedup_low),
+        speedup_high=widened(prediction.speedup_high),
         assumptions=(*prediction.assumptions, assumption),
     )
-
-
-def _stretch(end: float, middle: float, by: float) -> float:
-    return middle * math.exp(by * math.log(end / middle))
 
 
 def predict_together(bench: Bench, settings: Sequence[Setting]) -> Prediction:
@@ -431,12 +444,6 @@ def together_line(summary: TogetherSummary) -> str:
     return f"{rate}, {against}: {VERDICTS[summary.verdict]}"
 
 
-def part_ns(worker: WorkerShare, name: str) -> int:
-    """One of PARTS; together they are the worker's whole time."""
-    ns: int = getattr(worker, f"{name}_ns")
-    return ns
-
-
 def histogram_rows(staleness: Staleness) -> list[tuple[str, int]]:
     """Steps behind and how many pulls; neighbours share a row where there are many."""
     counts = staleness.counts
@@ -449,41 +456,74 @@ def histogram_rows(staleness: Staleness) -> list[tuple[str, int]]:
     return rows
 
 
-def shard_cells(shard: ShardLoad) -> tuple[str, ...]:
-    """A shard's row: number, parameters, updates, pulls, busy, queue, longest, wait."""
-    return (
-        str(shard.shard),
-        "-" if shard.size_bytes is None else size(shard.size_bytes),
-        f"{shard.updates:,}",
-        f"{shard.pulls:,}",
-        percent(shard.busy_share),
-        "-" if shard.mean_queue is None else significant(shard.mean_queue),
-        "-" if shard.largest_queue is None else str(shard.largest_queue),
-        "-" if shard.mean_wait_ms is None else milliseconds(shard.mean_wait_ms),
-    )
+def _mean_part(name: str) -> Callable[[WorkerShare], str]:
+    return lambda worker: milliseconds(getattr(worker, f"{name}_ns") / 1e6 / worker.steps)
+
+
+_WORKER_COLUMNS: tuple[Column[WorkerShare], ...] = (
+    Column(">worker", lambda worker: str(worker.worker), ">Worker"),
+    Column(">steps", lambda worker: f"{worker.steps:,}"),
+    Column(">step", _mean_part("whole")),
+    Column(">own work", _mean_part("compute")),
+    *(Column(f">{part}", _mean_part(part)) for part in ("blocked", "pull", "push", "other")),
+    Column(">sent", lambda worker: size(worker.pushed_bytes), ">Sent"),
+    Column(">received", lambda worker: size(worker.pulled_bytes), ">Received"),
+    Column(None, lambda worker: str(worker.resent), ">Sent again"),
+    Column(">behind", lambda worker: or_dash(worker.mean_gap, significant)),
+)
+_BLOCK_COLUMNS: tuple[Column[BlockedBy], ...] = (
+    Column(">worker", lambda pair: str(pair.worker), ">Worker"),
+    Column(">waits for", lambda pair: str(pair.by), ">waits for"),
+    Column(
+        ">in all",
+        lambda pair: milliseconds(pair.blocked_ns / 1e6),
+        ">in all",
+        lambda pair: duration(pair.blocked_ns),
+    ),
+    Column(">times", lambda pair: f"{pair.times:,}", ">times"),
+)
+_SHARD_COLUMNS: tuple[Column[ShardLoad], ...] = (
+    Column(">shard", lambda shard: str(shard.shard), ">Shard"),
+    Column(">parameters", lambda shard: or_dash(shard.size_bytes, size), ">Parameters"),
+    Column(">updates", lambda shard: f"{shard.updates:,}", ">Updates"),
+    Column(">pulls", lambda shard: f"{shard.pulls:,}", ">Pulls"),
+    Column(">busy", lambda shard: percent(shard.busy_share), ">Busy"),
+    Column(">queue", lambda shard: or_dash(shard.mean_queue, significant), ">Queue, mean"),
+    Column(">longest", lambda shard: or_dash(shard.largest_queue, str), ">longest"),
+    Column(">wait", lambda shard: or_dash(shard.mean_wait_ms, milliseconds), ">Wait in it"),
+)
+
+
+def worker_table(workers: Sequence[WorkerShare]) -> Table[WorkerShare]:
+    """The parts of each worker's step; a page draws them as bars."""
+    return Table(title="workers, mean step", columns=_WORKER_COLUMNS, rows=workers)
+
+
+def block_table(pairs: Sequence[BlockedBy]) -> Table[BlockedBy]:
+    return Table(title="who waits for whom", columns=_BLOCK_COLUMNS, rows=pairs)
+
+
+def server_table(shards: Sequence[ShardLoad]) -> Table[ShardLoad]:
+    return Table(title="server load", columns=_SHARD_COLUMNS, rows=shards)
 
 
 def together_json(summary: TogetherSummary) -> dict[str, Any]:
     """`together` of `explain --json`; its notes are among those of the job."""
     answer: dict[str, Any] = to_builtins(summary)
     del answer["notes"]
-    return answer | {"gain": summary.gain, "staleness": staleness_json(summary.staleness)}
+    return answer | {"gain": summary.gain, "staleness": _staleness_json(summary.staleness)}
 
 
 def promise_json(promise: ConsistencyPromise | None) -> dict[str, Any] | None:
     """`consistency` of `whatif --json`."""
     if promise is None:
         return None
-    return {**to_builtins(promise), "staleness": staleness_json(promise.staleness)}
+    return {**to_builtins(promise), "staleness": _staleness_json(promise.staleness)}
 
 
-def staleness_json(staleness: Staleness) -> dict[str, Any]:
-    return {
-        "pulls": staleness.pulls,
-        "mean": staleness.mean,
-        "largest": staleness.largest,
-        "counts": list(staleness.counts),
-    }
+def _staleness_json(staleness: Staleness) -> dict[str, Any]:
+    names = ("pulls", "mean", "largest", "counts")
+    return {name: to_builtins(getattr(staleness, name)) for name in names}
 
 
 # What-ifs on a run through a parameter server: another consistency.
@@ -506,7 +546,7 @@ def predict_server(runs: Sequence[Path], settings: Sequence[Setting]) -> Tried:
     """The consistency asked for, or the usual ones. Raises UsageError for other changes, and
     NotCapturedError for too few workers or steps."""
     from stepscope.predict.declaration import Refused
-    from stepscope.predict.parameter_server_run import ServerRun
+    from stepscope.predict.parameter_server import ServerRun
 
     if len(settings) > 1 or any(setting.name != "consistency" for setting in settings):
         raise UsageError(
@@ -523,17 +563,12 @@ def predict_server(runs: Sequence[Path], settings: Sequence[Setting]) -> Tried:
     except Refused as reason:
         raise NotCapturedError(f"{runs[0]}: {reason}") from None
     predictions = [run.predict(consistency) for consistency in wanted]
-    before = run.predict(events.consistency)
     best_first = sorted(predictions, key=lambda prediction: -prediction.throughput_factor)
-    return Tried(before=_as_it_ran(before), predictions=tuple(best_first), refused=())
-
-
-def _as_it_ran(before: Prediction) -> Prediction:
-    """The run itself: what it is simulated to be is moved to what was measured."""
-    from msgspec.structs import replace
-
+    # What the run itself is simulated to be is moved to what was measured.
+    before = run.predict(events.consistency)
     ms = before.baseline_ms
-    return replace(before, settings=(), applied=(), low_ms=ms, high_ms=ms)
+    before = replace(before, settings=(), applied=(), low_ms=ms, high_ms=ms)
+    return Tried(before=before, predictions=tuple(best_first), refused=())
 
 
 def describe_run(tried: Tried, runs: Sequence[Path]) -> str:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.fix.named_changes import choose
-from stepscope.records.script_facts import ScriptFacts
-from stepscope.records.tuning import (
+from stepscope.records.comparison import (
     FAILED,
     NOT_KNOWN,
     RemedyLeftOut,
     TriedConfiguration,
     TuneResult,
 )
+from stepscope.records.script_facts import ScriptFacts
 from stepscope.text.figures import (
     factor,
     interval,

@@ -27,9 +27,9 @@ from stepscope.measure.settings import Settings
 from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.change_values import PRECISIONS
+from stepscope.records.comparison import TuneResult
 from stepscope.records.prediction import Prediction, Setting, TrackedPromise
 from stepscope.records.script_facts import ScriptFacts
-from stepscope.records.tuning import TuneResult
 from stepscope.text.words import counted
 from stepscope.trace.run_folder.rank_facts import read_facts
 from stepscope.trace.run_folder.related_runs import BASELINE, TRIALS, TUNE

@@ -40,7 +40,7 @@ def apart():
 def test_the_matrices_survive_the_round_trip(job, decode):
     missing = job.step_ns.copy()
     missing[1, 2] = -1
-    head, columns = decode(ranks_view(replace(job, step_ns=missing), ()).payload)
+    head, columns = decode(ranks_view(replace(job, step_ns=missing), ())["payload"])
     assert head["ranks"] == [0, 1, 2, 3]
     assert head["steps"] == list(job.steps)
     step, comm = (columns[name].reshape(4, -1).T - 1 for name in ("step", "comm"))
@@ -50,7 +50,7 @@ def test_the_matrices_survive_the_round_trip(job, decode):
 
 
 def test_lanes_and_path_are_on_one_clock_that_begins_at_zero(job, decode):
-    head, columns = decode(ranks_view(job, ()).payload)
+    head, columns = decode(ranks_view(job, ())["payload"])
     lanes = job.lanes
     zero = int(lanes.end_ns[0]) - int(columns["lane_end"][0])
     assert (columns["lane_arrival"] + zero == lanes.arrival_ns).all()
@@ -62,7 +62,7 @@ def test_lanes_and_path_are_on_one_clock_that_begins_at_zero(job, decode):
 
 
 def test_the_last_arrival_of_drawn_groups_is_the_last_of_their_ranks(job, decode):
-    _, columns = decode(ranks_view(job, ()).payload)
+    _, columns = decode(ranks_view(job, ())["payload"])
     for match in range(len(columns["last"])):
         mine = columns["lane_match"] == match
         assert columns["last"][match] == columns["lane_arrival"][mine].max()
@@ -74,7 +74,7 @@ def test_a_wait_for_a_rank_that_is_not_drawn_ends_when_it_came(decode):
     drawn = np.isin(lanes.rank, [rank for rank in lanes.ranks if rank != 40])
     names = "match", "rank", "kind", "size_bytes", "arrival_ns", "last_ns", "start_ns", "end_ns"
     kept = {name: getattr(lanes, name)[drawn] for name in names}
-    head, without = decode(ranks_view(replace(job, lanes=replace(lanes, **kept)), ()).payload)
+    head, without = decode(ranks_view(replace(job, lanes=replace(lanes, **kept)), ())["payload"])
     latest = np.zeros(len(without["last"]), np.int64)
     np.maximum.at(latest, without["lane_match"], without["lane_arrival"])
     assert (without["last"] >= latest).all()
@@ -84,26 +84,28 @@ def test_a_wait_for_a_rank_that_is_not_drawn_ends_when_it_came(decode):
 
 def test_ranks_without_a_trace_count_as_ranks_of_the_job(job):
     many = len(job.ranks)
-    label, value, where = ranks_view(job, (), untraced=192).facts[0]
+    label, value, where = ranks_view(job, (), untraced=192)["facts"][0]
     assert (label, value) == ("Ranks", f"{many + 192}")
     assert where.startswith(f"{many} of them traced")
-    assert ranks_view(job, ()).facts[0][1] == f"{many}"
+    assert ranks_view(job, ())["facts"][0][1] == f"{many}"
 
 
 def test_the_verdict_comes_first_and_every_state_has_its_sentence(job, apart):
     view = ranks_view(job, ())
-    assert view.verdict.startswith("Rank 2 holds the others back: its own work takes 1.")
-    assert view.tone == "bad"
-    assert re.match(r"Clocks are aligned within ±\d", view.clock)
-    assert [view.no_lanes, view.no_path, view.no_arrivals, view.no_bandwidth] == [""] * 4
+    assert view["verdict"].startswith("Rank 2 holds the others back: its own work takes 1.")
+    assert view["tone"] == "bad"
+    assert re.match(r"Clocks are aligned within ±\d", view["clock"])
+    assert [view["no_lanes"], view["no_path"], view["no_arrivals"], view["no_bandwidth"]] == [
+        ""
+    ] * 4
     view = ranks_view(apart, ())
-    assert view.tone == "good"
-    assert "contradict each other" in view.no_lanes
-    assert view.no_path.startswith("The critical path is not known")
-    assert "not aligned" in view.no_arrivals
-    assert view.clock.startswith("Clocks are not aligned")
+    assert view["tone"] == "good"
+    assert "contradict each other" in view["no_lanes"]
+    assert view["no_path"].startswith("The critical path is not known")
+    assert "not aligned" in view["no_arrivals"]
+    assert view["clock"].startswith("Clocks are not aligned")
     alone = join_ranks(make_job(Plan(ranks=2, steps=1)).parts)
-    assert "is not known" in ranks_view(alone, ()).verdict
+    assert "is not known" in ranks_view(alone, ())["verdict"]
 
 
 def test_ranks_that_share_nothing_leave_sentences(decode):
@@ -115,17 +117,17 @@ def test_ranks_that_share_nothing_leave_sentences(decode):
     }
     parts = [replace(part, calls=replace(part.calls, **none)) for part in parts]
     view = ranks_view(join_ranks(parts), ())
-    assert view.no_bandwidth == "No collective was recorded by two ranks of its group."
-    assert view.no_lanes
-    head, _ = decode(view.payload)
+    assert view["no_bandwidth"] == "No collective was recorded by two ranks of its group."
+    assert view["no_lanes"]
+    head, _ = decode(view["payload"])
     assert "lanes" not in head
 
 
 def test_steps_beyond_what_fits_are_left_out_and_said(job, decode, monkeypatch):
     monkeypatch.setattr(ranks_pane, "MOST_CELLS", 12)
     view = ranks_view(job, ())
-    assert view.steps_left_out == "3 of 6 steps are shown, one in 2."
-    assert len(decode(view.payload)[0]["steps"]) == 3
+    assert view["steps_left_out"] == "3 of 6 steps are shown, one in 2."
+    assert len(decode(view["payload"])[0]["steps"]) == 3
 
 
 def test_of_too_many_ranks_the_telling_ones_are_told(together, monkeypatch):
@@ -210,8 +212,8 @@ def test_ranks_of_several_hosts_lie_under_them(job, decode):
     places = {"a": NetworkPlace(rack="B2", switch="leaf7"), "b": NetworkPlace()}
     spread = replace(job, hosts=hosts, stragglers=found, places=places)
     view = ranks_view(spread, ())
-    head, _ = decode(view.payload)
-    assert view.several_hosts
+    head, _ = decode(view["payload"])
+    assert view["several_hosts"]
     assert head["hosts"] == ["b", "a"]
     assert head["host"] == [0, 0, 1, 1]
     assert head["places"] == ["", "rack B2, switch leaf7"]

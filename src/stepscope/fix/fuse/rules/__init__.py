@@ -19,7 +19,7 @@ from stepscope.fix.fuse.random_streams import drawing_as
 from stepscope.fix.fuse.rules.registry import RULES, draws, writes
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common, is_final
 
-_FILES = ("arithmetic", "shapes", "layers", "convolutions", "attention", "recurrent")
+_FILES = ("arithmetic", "shapes", "layers", "convolutions", "recurrent")
 # What vmap would compute with one random stream for all models, or not at all.
 _ONE_BY_ONE = {
     "lstm", "gru", "rnn_tanh", "rnn_relu", "embedding_bag", "ctc_loss", "alpha_dropout",
@@ -38,12 +38,19 @@ def compute(
     func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Once, where all models would compute the same; else the first of three ways that can."""
-    _check_saved_hooks()
+    # What is packed for backward must be each model's own, unless torch only moves it.
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and not hooks[0].__module__.startswith(_KNOWN_HOOKS):
+        raise NotFusableError("saved_tensors_hooks pack each model's own tensors")
     if all_common(args, kwargs) and not draws(name, kwargs):
         note(name, "once")
         return _compute_once(func, name, args, kwargs)
     if writes(name):
-        _give_room(args)
+        first = args[0]  # what is written to needs a place for each model
+        if isinstance(first, Stacked):
+            first.separate()
+        elif isinstance(first, torch.Tensor):
+            raise NotFusableError("a tensor without models is written to")
     rule = RULES.get(name)
     if rule is not None:
         try:
@@ -65,26 +72,10 @@ def compute(
     return one_by_one(func, name, args, kwargs, name in _ONE_BY_ONE or draws(name, kwargs))
 
 
-def _check_saved_hooks() -> None:
-    """What is packed for backward must be each model's own, unless torch only moves it."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and not hooks[0].__module__.startswith(_KNOWN_HOOKS):
-        raise NotFusableError("saved_tensors_hooks pack each model's own tensors")
-
-
 def _pass_on(error: Exception) -> None:
     """Another way would not help."""
     if isinstance(error, NotFusableError) or is_final(error):
         raise error
-
-
-def _give_room(args: Sequence[Any]) -> None:
-    """What is written to needs a place for each model."""
-    first = args[0]
-    if isinstance(first, Stacked):
-        first.separate()
-    elif isinstance(first, torch.Tensor):
-        raise NotFusableError("a tensor without models is written to")
 
 
 def _compute_once(
@@ -134,8 +125,10 @@ def _by_vmap(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
         inner_args, inner_kwargs = tree_unflatten(values, shape)
         return func(*inner_args, **inner_kwargs)
 
-    result = torch.vmap(call)(*(flat[place].front() for place in places))
-    return tree_map(lambda value: _wrapped(value, count), result)
+    def stacked(value: Any) -> Any:
+        return Stacked(value, count) if isinstance(value, torch.Tensor) else value
+
+    return tree_map(stacked, torch.vmap(call)(*(flat[place].front() for place in places)))
 
 
 def one_by_one(
@@ -198,31 +191,22 @@ def _stack_values(values: tuple[Any, ...], apart: bool) -> Any:
     if any(isinstance(value, Stacked) for value in values):
         raise NotFusableError("one model's code got tensors of all models")
     if isinstance(first, torch.Tensor):
-        alike = all(value.shape == first.shape for value in values)
-        if alike:
+        if all(value.shape == first.shape for value in values):
             return Stacked(torch.stack(values), len(values))
         differs = "shape"
-    elif _holds_tensors(first):  # a dataclass or the like
-        parts = stack_results([vars(value) for value in values], apart)
+    elif any(
+        isinstance(one, torch.Tensor) for one in tree_leaves(getattr(first, "__dict__", {}))
+    ):  # a dataclass or the like
         together = copy.copy(first)
-        vars(together).update(parts)
+        vars(together).update(stack_results([vars(value) for value in values], apart))
         return together
+    elif not isinstance(first, int | float | str) or all(value == first for value in values):
+        return first
     else:
-        if not isinstance(first, int | float | str) or all(value == first for value in values):
-            return first
         differs = f"values such as {first!r}"
     if apart:
         return list(values)
     raise NotFusableError(f"the models' results differ in {differs}")
-
-
-def _holds_tensors(value: Any) -> bool:
-    held = tree_leaves(getattr(value, "__dict__", {}))
-    return any(isinstance(one, torch.Tensor) for one in held)
-
-
-def _wrapped(value: Any, count: int) -> Any:
-    return Stacked(value, count) if isinstance(value, torch.Tensor) else value
 
 
 Stacked.compute = staticmethod(compute)

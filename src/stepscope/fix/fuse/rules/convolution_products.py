@@ -72,7 +72,9 @@ class _Unfolded(torch.autograd.Function):
             of_input = _input_gradient(gradient, context.shape, weight, window)
         if context.needs_input_grad[1]:
             rows = seen if context.has_rows else window.rows(seen)
-            of_weight = _weight_gradient(gradient, rows, weight, window)
+            flat = gradient.reshape(-1, *gradient.shape[-2:])
+            made = torch.bmm(flat.permute(1, 2, 0), rows.transpose(0, 1))
+            of_weight = window.shape_of(weight).filters(made)
         return of_input, of_weight, None, None
 
 
@@ -84,14 +86,6 @@ def _multiplied(
     return made.reshape(shape[0], *window.outputs(shape[1:-2]), *made.shape[1:])
 
 
-def _weight_gradient(
-    gradient: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, window: KernelWindow
-) -> torch.Tensor:
-    flat = gradient.reshape(-1, *gradient.shape[-2:])
-    made = torch.bmm(flat.permute(1, 2, 0), rows.transpose(0, 1))
-    return window.shape_of(weight).filters(made)
-
-
 def _input_gradient(
     gradient: torch.Tensor, shape: torch.Size, weight: torch.Tensor, window: KernelWindow
 ) -> torch.Tensor:
@@ -99,13 +93,7 @@ def _input_gradient(
         back = window.turned()
         matrices = back.shape_of(gradient).turned_matrices(weight)
         return _multiplied(back.rows(gradient), matrices, back, gradient.shape)
-    return _added_by_tap(gradient, shape, weight, window)
-
-
-def _added_by_tap(
-    gradient: torch.Tensor, shape: torch.Size, weight: torch.Tensor, window: KernelWindow
-) -> torch.Tensor:
-    """Every kernel element's share, added where it was read."""
+    # Every kernel element's share, added where it was read.
     sizes = shape[1:-2]
     wide = [size + 2 * border for size, border in zip(sizes, window.padding, strict=True)]
     models, channels = shape[-2:]
@@ -199,7 +187,13 @@ class KernelWindow(NamedTuple):
     def rows(self, last: torch.Tensor) -> torch.Tensor:
         """[batch * outputs, models, columns]."""
         if not is_ordinary(last):
-            return self._recorded_rows(last)
+            # For a compiler, which writes the copies itself.
+            shape = self.shape_of(last)
+            borders = [one for size in reversed(self.padding) for one in (size, size)]
+            extra = shape.padded_channels - shape.channels
+            seen = functional.pad(last, (0, extra, 0, 0, *borders))
+            rows = self._patches(seen).reshape(-1, last.shape[-2], shape.used_columns)
+            return functional.pad(rows, (0, shape.columns - shape.used_columns))
         shape = self.shape_of(last)
         patches = self._patches(_in_numbers(self._bordered(last, shape), shape.lanes))
         used, columns = (one // shape.lanes for one in (shape.used_columns, shape.columns))
@@ -215,21 +209,12 @@ class KernelWindow(NamedTuple):
         )
 
     def turned(self) -> KernelWindow:
-        """What brings gradients of outputs back to inputs, where the stride is one."""
+        """Return the window that brings gradients back to inputs, where the stride is one."""
         borders = (
             (taps - 1) * gap - border
             for taps, border, gap in zip(self.kernel, self.padding, self.dilation, strict=True)
         )
         return self._replace(padding=tuple(borders))
-
-    def _recorded_rows(self, last: torch.Tensor) -> torch.Tensor:
-        """For a compiler, which writes the copies itself."""
-        shape = self.shape_of(last)
-        borders = [one for size in reversed(self.padding) for one in (size, size)]
-        extra = shape.padded_channels - shape.channels
-        seen = functional.pad(last, (0, extra, 0, 0, *borders))
-        rows = self._patches(seen).reshape(-1, last.shape[-2], shape.used_columns)
-        return functional.pad(rows, (0, shape.columns - shape.used_columns))
 
     def _bordered(self, last: torch.Tensor, shape: PatchShape) -> torch.Tensor:
         """With borders of zeros and room after the channels, without gaps in memory."""
@@ -269,7 +254,7 @@ def between(sizes: Sequence[int], borders: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _lanes(channels: int, element_size: int) -> int:
-    """As many as fit 16 bytes, where that enlarges a row by a third at most."""
+    """Return how many channels fit 16 bytes, where a row grows by a third at most."""
     for size in _NUMBERS:
         lanes = size // element_size
         if lanes > 1 and 3 * _round_up(channels, lanes) <= 4 * channels:
@@ -395,7 +380,7 @@ def channels_last(weight: torch.Tensor, precision: torch.dtype | None = None) ->
 
 
 def as_filters(arranged: torch.Tensor) -> torch.Tensor:
-    """What `channels_last` gave, as one convolution of all models takes it; a view."""
+    """View the result of `channels_last` as one convolution of all models takes it."""
     return arranged.flatten(0, 1).movedim(-1, 1)
 
 
@@ -479,7 +464,7 @@ def useful_taps(
     padding: Any,
     dilation: Any,
 ) -> UsefulTaps | None:
-    """None if all elements count, or if what is left would need unequal borders."""
+    """Return the useful part of a kernel; None if all of it is, or the border would be unequal."""
     if isinstance(padding, str):
         return None
     steps, borders, gaps = (each_dimension(one, len(sizes)) for one in (stride, padding, dilation))

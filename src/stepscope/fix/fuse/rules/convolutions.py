@@ -21,7 +21,7 @@ from stepscope.fix.fuse.rules.convolution_products import (
     shared_product,
     useful_taps,
 )
-from stepscope.fix.fuse.rules.registry import front_of, rule_for
+from stepscope.fix.fuse.rules.registry import front_of, rest_of, rule_for
 from stepscope.fix.fuse.stacked import Layout, Stacked
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -31,28 +31,21 @@ _NOT_FOR_POINTS = ("unfolded", "unfolded, rows kept")
 
 @rule_for("conv1d", "conv2d", "conv3d")
 def convolve(
-    func: Any,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    func: Any, input: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     if not isinstance(weight, Stacked) or input.dim() != weight.dim():
         return NotImplemented
+    *sizes, groups = rest_of(args, kwargs, stride=1, padding=0, dilation=1, groups=1)
+    stride, padding, dilation = (tuple(one) if isinstance(one, list) else one for one in sizes)
     count = weight.count
     shared = input if not isinstance(input, Stacked) else input.common
     order: Layout = "front" if shared is not None else input.order
-    stride, padding, dilation = map(_hashable, (stride, padding, dilation))
     filters = weight.front()
     taps = useful_taps(input.shape[2:], weight.shape[2:], stride, padding, dilation)
     if taps is not None:
         filters, padding = taps.of(filters), taps.padding
     call = _Convolution(func, count, shared is not None, order, stride, padding, dilation, groups)
-    pictures = shared if shared is not None else input.physical
-    tensors = [pictures, filters]
+    tensors = [shared if shared is not None else input.physical, filters]
     if bias is not None:
         tensors.append(front_of(bias, count))
     way = chooser().pick(call.operator(tensors))
@@ -78,16 +71,17 @@ class _Convolution(NamedTuple):
         known["product"] = self._product
         if self.func.__name__ != "conv1d" and not self.shared:
             known["product, channels last"] = self._product_last
-        if self._can_unfold():
+        if self.groups == 1 and not self.shared and not isinstance(self.padding, str):
             known["unfolded"] = self._unfolded
             known["unfolded, rows kept"] = partial(self._unfolded, keep_rows=True)
         known["one by one"] = self._one_by_one
         return known
 
     def operator(self, tensors: list[torch.Tensor]) -> WayToChoose:
-        """What the chooser needs."""
+        """Describe this call to the chooser."""
         pictures, weight = tensors[:2]
-        pointwise = self._is_pointwise(weight)
+        one = all(size == 1 for size in weight.shape[3:])
+        pointwise = one and self.groups == 1 and _is_zero(self.padding)
 
         def ways() -> dict[str, Callable[..., torch.Tensor]]:
             return {
@@ -103,16 +97,13 @@ class _Convolution(NamedTuple):
         return WayToChoose(self.func.__name__, tensors, self[1:], usual, ways, work)
 
     def _usual(self, pictures: torch.Tensor, pointwise: bool) -> str:
-        is_last = self.func.__name__ != "conv1d" and _is_half_on_cuda(pictures)
-        if pointwise and (self.shared or self.order == "front" or self.func.__name__ == "conv1d"):
+        is_flat = self.func.__name__ == "conv1d"
+        is_last = not is_flat and _is_half_on_cuda(pictures)
+        if pointwise and (self.shared or self.order == "front" or is_flat):
             return "product"
-        if pointwise and is_last:
-            return "product, channels last"
-        return "grouped, channels last" if is_last else "grouped"
-
-    def _is_pointwise(self, weight: torch.Tensor) -> bool:
-        one = all(size == 1 for size in weight.shape[3:])
-        return one and self.groups == 1 and _is_zero(self.padding)
+        if is_last:
+            return "product, channels last" if pointwise else "grouped, channels last"
+        return "grouped"
 
     def _as_the_next_takes_it(
         self, pointwise: bool, way: Callable[..., Stacked], *tensors: torch.Tensor
@@ -169,9 +160,6 @@ class _Convolution(NamedTuple):
         made = product_in_channels(self._strided(given), weight, bias)
         return Stacked(made, self.models, "channel")
 
-    def _can_unfold(self) -> bool:
-        return self.groups == 1 and not self.shared and not isinstance(self.padding, str)
-
     def _unfolded(
         self, pictures: Any, weight: Any, bias: Any = None, keep_rows: bool = False
     ) -> Stacked:
@@ -201,10 +189,6 @@ class _Convolution(NamedTuple):
         return pictures[(..., *(slice(None, None, one) for one in strides))]
 
 
-def _hashable(sizes: Any) -> Any:
-    return tuple(sizes) if isinstance(sizes, list) else sizes
-
-
 def _is_zero(padding: Any) -> bool:
     if isinstance(padding, str):  # "same" adds nothing to a kernel of one element
         return True
@@ -220,22 +204,17 @@ def _is_half_on_cuda(pictures: torch.Tensor) -> bool:
 
 @rule_for("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def convolve_transposed(
-    func: Any,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
+    func: Any, input: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     if not isinstance(weight, Stacked) or input.dim() != weight.dim():
         return NotImplemented
-    count = weight.count
-    own = weight.front()
+    stride, padding, output_padding, groups, dilation = rest_of(
+        args, kwargs, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    )
+    count, own = weight.count, weight.front()
     flat = None if bias is None else front_of(bias, count).reshape(-1)
-    pictures = _channels(input, count)
+    given = input if isinstance(input, Stacked) else Stacked.share(input, count)
+    pictures = given.channels()
     settings = (stride, padding, output_padding, groups * count, dilation)
     if pictures.dim() == 3 or not _is_half_on_cuda(pictures):
         return Stacked(func(pictures, own.flatten(0, 1), flat, *settings), count, "channel")
@@ -243,12 +222,6 @@ def convolve_transposed(
     filters = as_filters(channels_last(own, precision_of_autocast(own)))
     made = convolve_transposed_last(func, pictures, filters, flat, *settings)
     return Stacked(made, count, "channel")
-
-
-def _channels(pictures: Any, count: int) -> torch.Tensor:
-    if isinstance(pictures, Stacked):
-        return pictures.channels()
-    return Stacked.share(pictures, count).channels()
 
 
 @rule_for("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
@@ -300,7 +273,7 @@ def convolve_transposed_last(
     bias: torch.Tensor | None,
     *settings: Any,
 ) -> torch.Tensor:
-    """As `func`, of pictures and filters with channels last."""
+    """Compute `func` of pictures and filters with channels last."""
     if not torch.compiler.is_compiling():
         made: torch.Tensor = func(pictures, filters, bias, *settings)
         return made
@@ -336,17 +309,10 @@ class _Transposed(torch.autograd.Function):
 
 
 def _gradients(
-    gradient: torch.Tensor,
-    pictures: torch.Tensor,
-    filters: torch.Tensor,
-    stride: list[int],
-    padding: list[int],
-    output_padding: list[int],
-    dilation: list[int],
-    groups: int,
-    wanted: list[bool],
+    gradient: torch.Tensor, pictures: torch.Tensor, filters: torch.Tensor, *given: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of pictures and filters; an empty tensor in place of one that is not wanted."""
+    """Return gradients of pictures and filters; an empty tensor where one is not wanted."""
+    stride, padding, output_padding, dilation, groups, wanted = given
     settings = (stride, padding, dilation, True, output_padding, groups, [*wanted, False])
     made = torch.ops.aten.convolution_backward(gradient, pictures, filters, None, *settings)
     of_pictures, of_filters = (
@@ -359,7 +325,7 @@ def _gradients(
 def _as_told(
     gradient: torch.Tensor, pictures: torch.Tensor, filters: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the compiler is told of the results; `wanted` comes last."""
+    """Return empty results, for the compiler; `wanted` comes last."""
     of_pictures, of_filters = (
         _channels_last_like(like) if is_wanted else like.new_empty(0)
         for like, is_wanted in zip((pictures, filters), rest[-1], strict=True)
@@ -378,6 +344,13 @@ def _channels_last_like(like: torch.Tensor) -> torch.Tensor:
 
 
 transposed_gradients: Any = torch.library.custom_op(
-    "stepscope::transposed_gradients", _gradients, mutates_args=()
+    "stepscope::transposed_gradients",
+    _gradients,
+    mutates_args=(),
+    schema=(
+        "(Tensor gradient, Tensor pictures, Tensor filters, SymInt[] stride, SymInt[] padding, "
+        "SymInt[] output_padding, SymInt[] dilation, SymInt groups, bool[] wanted) "
+        "-> (Tensor, Tensor)"
+    ),
 )
 transposed_gradients.register_fake(_as_told)

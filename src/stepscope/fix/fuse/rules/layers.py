@@ -1,7 +1,10 @@
-"""Norms, pools, embeddings, dropout and losses, for all models at once."""
+"""Norms, pools, embeddings, dropout, losses and attention, for all models at once."""
 
 from __future__ import annotations
 
+import math
+from inspect import signature
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +12,8 @@ from torch.nn import functional
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.random_streams import streams
-from stepscope.fix.fuse.rules.registry import count_of, front_of, is_tensor, rule_for
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked
+from stepscope.fix.fuse.rules.registry import count_of, front_of, is_tensor, rest_of, rule_for
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked, of_model
 
 # Norms: each model has its own channels or rows, so nothing is averaged over models.
 
@@ -23,58 +26,40 @@ def _flat(value: Any, count: int) -> torch.Tensor | None:
 
 
 @rule_for("batch_norm", "instance_norm")
-def batch_norm(
-    func: Any,
-    input: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    stacked = next((one for one in (weight, running_mean, input) if isinstance(one, Stacked)), None)
+def batch_norm(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    names = ("running_mean", "running_var", "weight", "bias")
+    parts = [*args[:4], *(kwargs.pop(name, None) for name in names[len(args) :])]
+    mean, _, weight, _ = parts
+    stacked = next((one for one in (weight, mean, input) if isinstance(one, Stacked)), None)
     if stacked is None or input.dim() < 2:
         return NotImplemented
     count = stacked.count
     if not isinstance(input, Stacked):
         input = Stacked(front_of(input, count), count)
-    channels = [_flat(one, count) for one in (running_mean, running_var, weight, bias)]
+    settings = [*(_flat(one, count) for one in parts), *args[4:]]
     if func.__name__ == "batch_norm" and input.order == "front" and input.dim() > 2:
         wide = input.front().transpose(1, 2)
         if wide.is_contiguous():  # as products leave it: the batch may as well be the rest
-            made = func(wide.reshape(1, count * wide.shape[1], -1), *channels, *args, **kwargs)
+            made = func(wide.reshape(1, count * wide.shape[1], -1), *settings, **kwargs)
             return Stacked(made.reshape(wide.shape).transpose(1, 2), count)
-    return Stacked(func(input.channels(), *channels, *args, **kwargs), count, "channel")
+    return Stacked(func(input.channels(), *settings, **kwargs), count, "channel")
 
 
 @rule_for("group_norm")
-def group_norm(
-    func: Any,
-    input: Any,
-    num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-) -> Any:
+def group_norm(func: Any, input: Any, num_groups: int, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(input, Stacked) or input.dim() < 2:
         return NotImplemented
+    weight, bias, eps = rest_of(args, kwargs, weight=None, bias=None, eps=1e-5)
     count = input.count
     made = func(input.channels(), num_groups * count, _flat(weight, count), _flat(bias, count), eps)
     return Stacked(made, count, "channel")
 
 
 @rule_for("layer_norm", "rms_norm")
-def layer_norm(
-    func: Any,
-    input: Any,
-    normalized_shape: Any,
-    weight: Any = None,
-    bias: Any = None,
-    eps: Any = None,
-) -> Any:
+def layer_norm(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(input, Stacked):
         return NotImplemented
+    weight, bias, eps = rest_of(args, kwargs, weight=None, bias=None, eps=None)
     shape = tuple(normalized_shape)
     if func.__name__ == "rms_norm":
         made = functional.rms_norm(input.front(), shape, None, bias if bias is not None else eps)
@@ -129,25 +114,18 @@ def unpool(func: Any, input: Any, indices: Any, *args: Any, **kwargs: Any) -> An
 
 
 @rule_for("embedding")
-def embedding(
-    func: Any,
-    input: Any,
-    weight: Any,
-    padding_idx: Any = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    _refuse_sparse(weight, sparse)
-    if max_norm is not None:
-        raise NotFusableError("max_norm shortens each model's own rows")
+def embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    padding_idx, max_norm, _, by_frequency, sparse = rest_of(
+        args, kwargs, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False,
+        sparse=False,
+    )  # fmt: skip
+    _check_table(weight, sparse, max_norm)
     if not isinstance(weight, Stacked) or sparse:
         return NotImplemented
     count = weight.count
-    ids, table = front_of(input, count), _one_table(weight)
-    shifted = _shifted(ids, weight)
-    rows = functional.embedding(shifted, table, scale_grad_by_freq=scale_grad_by_freq)
+    ids = front_of(input, count)
+    table = weight.front().flatten(0, 1)
+    rows = functional.embedding(_shifted(ids, weight), table, scale_grad_by_freq=by_frequency)
     padding = _Padding.of(padding_idx, weight)
     if padding is not None:
         # The padding's row gets no gradient; one index for all would shield one model's alone.
@@ -156,27 +134,16 @@ def embedding(
 
 
 @rule_for("embedding_bag")
-def embedding_bag(
-    func: Any,
-    input: Any,
-    weight: Any,
-    offsets: Any = None,
-    max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Any = None,
-    include_last_offset: bool = False,
-    padding_idx: Any = None,
-) -> Any:
+def embedding_bag(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
     """The bags of all models, one after the other."""
-    _refuse_sparse(weight, sparse)
-    if max_norm is not None:
-        raise NotFusableError("max_norm shortens each model's own rows")
-    unusual = sparse or input.is_nested
+    offsets, max_norm, _, by_frequency, mode, sparse, weights, has_end, padding_idx = rest_of(
+        args, kwargs, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False,
+        mode="mean", sparse=False, per_sample_weights=None, include_last_offset=False,
+        padding_idx=None,
+    )  # fmt: skip
+    _check_table(weight, sparse, max_norm)
     # torch scales a bag's gradient by the frequency of another word on a CPU: each as it is alone.
-    if not isinstance(weight, Stacked) or unusual or scale_grad_by_freq:
+    if not isinstance(weight, Stacked) or sparse or input.is_nested or by_frequency:
         return NotImplemented
     count = weight.count
     ids = front_of(input, count)
@@ -187,17 +154,16 @@ def embedding_bag(
     begins = None
     if offsets is not None:
         begins = front_of(offsets, count)
-        begins = begins[:, :-1] if include_last_offset else begins
+        begins = begins[:, :-1] if has_end else begins
         if begins.device.type == "cpu" and bool(begins[:, 0].any()):
             return NotImplemented  # torch says what is wrong
         begins = (begins.to(ids.dtype) + _steps(count, ids.shape[1], ids)[:, None]).flatten()
-    shares = None if per_sample_weights is None else front_of(per_sample_weights, count)
     bags = func(
         shifted.flatten(0, 1),
-        _one_table(weight),
+        weight.front().flatten(0, 1),
         begins,
         mode=mode,
-        per_sample_weights=None if shares is None else shares.flatten(0, 1),
+        per_sample_weights=None if weights is None else front_of(weights, count).flatten(0, 1),
         padding_idx=None if padding is None else padding.shared_row,
     )
     return Stacked(bags.unflatten(0, (count, -1)), count)
@@ -232,39 +198,32 @@ class _Padding(NamedTuple):
         return ids == own.reshape(-1, *(1,) * (ids.dim() - 1))
 
 
-def _one_table(weight: Stacked) -> torch.Tensor:
-    return weight.front().flatten(0, 1)
-
-
 def _shifted(ids: torch.Tensor, weight: Stacked) -> torch.Tensor:
     """The rows of the one table."""
     words = weight.shape[0]
-    _check_range(ids, words)
+    # A word beyond a model's own table would be the next model's. A GPU is not waited for.
+    if type(ids) is torch.Tensor and ids.device.type == "cpu" and ids.numel():
+        least, most = (int(one) for one in ids.aminmax())
+        if least < 0 or most >= words:
+            wrong = least if least < 0 else most
+            raise UsageError(f"an embedding of {words} rows was asked for row {wrong}")
     return ids + _steps(weight.count, words, ids).reshape(-1, *(1,) * (ids.dim() - 1))
 
 
 def _steps(count: int, size: int, like: torch.Tensor) -> torch.Tensor:
     """0, size, 2 * size, ..."""
-    return (
-        torch.arange(0, count * size, size, device=like.device) if size else like.new_zeros(count)
-    )
+    if not size:
+        return like.new_zeros(count)
+    return torch.arange(0, count * size, size, device=like.device)
 
 
-def _refuse_sparse(weight: Any, sparse: bool) -> None:
+def _check_table(weight: Any, sparse: bool, max_norm: float | None) -> None:
     if sparse and torch.is_grad_enabled() and weight.requires_grad:
         raise UsageError(
             "an embedding's sparse gradients cannot be stacked. Build it with sparse=False"
         )
-
-
-def _check_range(ids: torch.Tensor, words: int) -> None:
-    """A word beyond a model's own table would be the next model's. A GPU is not waited for."""
-    if type(ids) is not torch.Tensor or ids.device.type != "cpu" or not ids.numel():
-        return
-    least, most = (int(one) for one in ids.aminmax())
-    if least < 0 or most >= words:
-        wrong = least if least < 0 else most
-        raise UsageError(f"an embedding of {words} rows was asked for row {wrong}")
+    if max_norm is not None:
+        raise NotFusableError("max_norm shortens each model's own rows")
 
 
 # Dropout: each model draws what it would draw alone, from a stream of its own.
@@ -274,11 +233,7 @@ _OUT_OF_PLACE = {"dropout_": torch.dropout, "feature_dropout_": torch.feature_dr
 
 @rule_for("dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_", "feature_dropout")
 def dropout(
-    func: Any,
-    input: Any,
-    p: Any = 0.5,
-    training: bool = True,
-    inplace: bool = False,
+    func: Any, input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
     """`p` may differ from model to model: fuse() makes a PerModel of it."""
     shares = p.values if isinstance(p, PerModel) else (p,) * input.count
@@ -291,14 +246,13 @@ def dropout(
         return input
     if streams().together:
         return _drop_together(func, input, shares)
-    fronts = input.front()
-    dropped = []
-    for model, (one, share) in enumerate(zip(fronts.unbind(0), shares, strict=True)):
+    parts = []
+    for model, (one, share) in enumerate(zip(input.front().unbind(0), shares, strict=True)):
         with streams().of(model):
             # A GPU's kernel draws by place in memory, and alone the tensor has no gaps.
             own = one if one.is_contiguous() else one.clone()
-            dropped.append(func(own, float(share), training))
-    return Stacked(torch.stack(dropped), input.count)
+            parts.append(func(own, float(share), training))
+    return Stacked(torch.stack(parts), input.count)
 
 
 def _drop_together(func: Any, input: Stacked, shares: tuple[Any, ...]) -> Stacked:
@@ -342,30 +296,19 @@ class PerModelShare(PerModel, float):
 
 
 @rule_for("cross_entropy", "nll_loss")
-def by_class(
-    func: Any,
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Any:
+def by_class(func: Any, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    weight, size_average, ignore_index, reduce, reduction, label_smoothing = rest_of(
+        args, kwargs, weight=None, size_average=None, ignore_index=-100, reduce=None,
+        reduction="mean", label_smoothing=0.0,
+    )  # fmt: skip
     old = weight is not None or size_average is not None or reduce is not None
     if old or input.dim() < 2:
         return NotImplemented
     count = count_of(input, target)
     scores, wanted = front_of(input, count), front_of(target, count)
     smooth = {"label_smoothing": label_smoothing} if func.__name__ == "cross_entropy" else {}
-    losses = func(
-        scores.flatten(0, 1),
-        wanted.flatten(0, 1),
-        ignore_index=ignore_index,
-        reduction="none",
-        **smooth,
-    ).unflatten(0, (count, -1))
+    settings = {"ignore_index": ignore_index, "reduction": "none", **smooth}
+    losses = func(scores.flatten(0, 1), wanted.flatten(0, 1), **settings).unflatten(0, (count, -1))
     if reduction == "none":
         return Stacked(losses, count)
     total = losses.reshape(count, -1).sum(1)
@@ -396,3 +339,104 @@ def by_element(func: Any, input: Any, target: Any, *args: Any, **kwargs: Any) ->
     if reduction == "batchmean":
         return Stacked(flat.sum(1) / input.shape[0], count)
     return Stacked(flat.mean(1) if reduction == "mean" else flat.sum(1), count)
+
+
+# Attention: models and batch are one dimension; nothing is shared between models.
+
+
+@rule_for("scaled_dot_product_attention")
+def attend(func: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    names = ("attn_mask", "dropout_p", "is_causal")
+    settings = {**dict(zip(names, args, strict=False)), **kwargs}
+    count = count_of(query, key, value)
+    if query.dim() < 3 or (settings.get("dropout_p") and not streams().together):
+        # Dropout inside the kernel draws from each model's own stream.
+        results = []
+        for model in range(count):
+            inputs = [of_model(model, one) for one in (query, key, value)]
+            own = {name: of_model(model, one) for name, one in settings.items()}
+            with streams().of(model):
+                results.append(func(*inputs, **own))
+        return Stacked(torch.stack(results), count)
+    fronts = [front_of(one, count).flatten(0, 1) for one in (query, key, value)]
+    settings["attn_mask"] = _folded_mask(settings.get("attn_mask"), count, query)
+    return Stacked(func(*fronts, **settings).unflatten(0, (count, -1)), count)
+
+
+def _folded_mask(mask: Any, count: int, query: torch.Tensor) -> torch.Tensor | None:
+    """With models and batch in one dimension, unless it is the same for all of both."""
+    if isinstance(mask, Stacked) and mask.common is not None:
+        mask = mask.common
+    if mask is None or (not isinstance(mask, Stacked) and mask.dim() < query.dim()):
+        folded: torch.Tensor | None = mask
+        return folded
+    front = front_of(mask, count)
+    front = front.reshape(count, *(1,) * (query.dim() - mask.dim()), *mask.shape)
+    return front.expand(count, query.shape[0], *front.shape[2:]).flatten(0, 1)
+
+
+@rule_for("multi_head_attention_forward")
+def multi_head(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Inputs are [length, batch, width], as nn.MultiheadAttention hands them over."""
+    bound = signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    call = SimpleNamespace(**bound.arguments)
+    unusual = call.bias_k is not None or call.bias_v is not None or call.add_zero_attn
+    if unusual or call.static_k is not None or call.query.dim() != 3:
+        return NotImplemented
+    if call.use_separate_proj_weight:
+        weights = (call.q_proj_weight, call.k_proj_weight, call.v_proj_weight)
+    else:
+        weights = call.in_proj_weight.chunk(3, 0)
+    no_bias = call.in_proj_bias is None
+    biases = (None,) * 3 if no_bias else call.in_proj_bias.chunk(3, 0)
+    q, k, v = (
+        _heads(functional.linear(one, weight, bias), call.num_heads)
+        for one, weight, bias in zip(
+            (call.query, call.key, call.value), weights, biases, strict=True
+        )
+    )
+    mask = _joined_mask(call.attn_mask, call.key_padding_mask, q)
+    share = call.dropout_p if call.training else 0.0
+    weights_used = None
+    if call.need_weights:
+        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
+        weights_used = functional.softmax(scores if mask is None else scores + mask, -1)
+        if share:
+            weights_used = functional.dropout(weights_used, share)
+        mixed = weights_used @ v
+        if call.average_attn_weights:
+            weights_used = weights_used.mean(1)
+    else:
+        causal = call.is_causal and mask is None
+        mixed = functional.scaled_dot_product_attention(q, k, v, mask, share, causal)
+    length, batch = call.query.shape[:2]
+    rows = mixed.permute(2, 0, 1, 3).reshape(length, batch, -1)
+    return functional.linear(rows, call.out_proj_weight, call.out_proj_bias), weights_used
+
+
+def _heads(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """[length, batch, width] -> [batch, heads, length, width / heads]."""
+    length, batch, _ = rows.shape
+    return rows.reshape(length, batch, heads, -1).permute(1, 2, 0, 3)
+
+
+def _joined_mask(mask: Any, padding: Any, q: torch.Tensor) -> Any:
+    """Added to the scores; boolean masks forbid where they are true."""
+    total = None
+    if mask is not None:
+        total = _added(mask, q)
+        if total.dim() == 3:  # [batch * heads, from, to]
+            total = total.reshape(q.shape[0], -1, *total.shape[1:])
+    if padding is not None:
+        wide = _added(padding, q)
+        wide = wide.reshape(wide.shape[0], 1, 1, wide.shape[1])
+        total = wide if total is None else total + wide
+    return total
+
+
+def _added(mask: Any, q: torch.Tensor) -> Any:
+    if mask.dtype != torch.bool:
+        return mask
+    nothing = torch.zeros((), dtype=q.dtype, device=q.device)
+    return torch.where(mask, nothing - math.inf, nothing)

@@ -4,7 +4,7 @@ one for each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ _MEASURED_STEPS = 16
 
 
 class RecurrentCall(NamedTuple):
-    """What torch.lstm, gru, rnn_tanh or rnn_relu was asked to compute."""
+    """A call of torch.lstm, gru, rnn_tanh or rnn_relu."""
 
     kind: str
     sizes: Any  # how many sequences take part in each step; None: all in all
@@ -108,7 +108,8 @@ def _run(
     sizes = call.sizes or (x.shape[1],) * x.shape[0]
     fronts = [front_of(one, count) for one in states]
     directions = (False, True) if call.bidirectional else (False,)
-    by_direction = _by_direction(weights, call.layers * len(directions))
+    width = len(weights) // (call.layers * len(directions))  # tensors of a layer and direction
+    by_direction = iter([weights[begin : begin + width] for begin in range(0, len(weights), width)])
     last: list[Sequence[torch.Tensor]] = []
     for layer in range(call.layers):
         outputs = []
@@ -125,11 +126,6 @@ def _run(
             x = functional.dropout(x, call.dropout, True)
     at_end = [Stacked(torch.stack(one, 1), count) for one in zip(*last, strict=True)]
     return (x.transpose(0, 1) if call.batch_first else x), *at_end
-
-
-def _by_direction(weights: Sequence[Any], directions: int) -> Iterator[Sequence[Any]]:
-    each = len(weights) // directions
-    return iter([weights[begin : begin + each] for begin in range(0, len(weights), each)])
 
 
 def _gates(
@@ -258,7 +254,8 @@ class _Steps(torch.autograd.Function):
         with torch.autocast(gates.device.type, enabled=False):
             rows, last, records = _forward(order, gates, weights, initial)
         context.order, context.given = order, len(tensors)
-        context.save_for_backward(*tensors, *_flat(records))
+        flat = (one for step in records for one in (*step.before, *step.kept, step.output))
+        context.save_for_backward(*tensors, *flat)
         return rows, *last
 
     @staticmethod
@@ -268,7 +265,11 @@ class _Steps(torch.autograd.Function):
         with torch.autocast(given[0].device.type, enabled=False):
             if torch.is_grad_enabled():  # the gradients will be differentiated themselves
                 return None, *_differentiable(context, given, gradients)
-            return None, *_backward(context, given, _records(flat, context.order), gradients)
+            width = len(flat) // len(context.order.sizes)  # tensors of a record
+            states = 2 if context.order.kind == "lstm" else 1
+            parts = (flat[begin : begin + width] for begin in range(0, len(flat), width))
+            records = [_StepRecord(part[:states], part[states:-1], part[-1]) for part in parts]
+            return None, *_backward(context, given, records, gradients)
 
 
 def _sorted_out(tensors: Any) -> tuple[torch.Tensor, LayerWeights, Tensors]:
@@ -276,18 +277,8 @@ def _sorted_out(tensors: Any) -> tuple[torch.Tensor, LayerWeights, Tensors]:
     return gates, LayerWeights(state, bias, projection), tuple(initial)
 
 
-def _flat(records: list[_StepRecord]) -> list[Any]:
-    return [one for record in records for one in (*record.before, *record.kept, record.output)]
-
-
-def _records(flat: Any, order: StepOrder) -> list[_StepRecord]:
-    each, states = len(flat) // len(order.sizes), 2 if order.kind == "lstm" else 1
-    parts = (flat[begin : begin + each] for begin in range(0, len(flat), each))
-    return [_StepRecord(part[:states], part[states:-1], part[-1]) for part in parts]
-
-
 def _differentiable(context: Any, given: Any, gradients: Any) -> list[Any]:
-    """By torch's own gradients of the steps, computed again."""
+    """Return torch's own gradients of the steps, computed again."""
     own = [None if one is None else one.view_as(one) for one in given]
     wanted = [one for one, asked in zip(own, context.needs_input_grad[1:], strict=True) if asked]
     rows, last, _ = _forward(context.order, *_sorted_out(own))
@@ -300,7 +291,7 @@ def _differentiable(context: Any, given: Any, gradients: Any) -> list[Any]:
 
 
 def _backward(context: Any, given: Any, records: list[_StepRecord], gradients: Any) -> list[Any]:
-    """Of gates, weights and initial states; from the last step that was computed to the first."""
+    """Return gradients of gates, weights and initial states, from the last step to the first."""
     order: StepOrder = context.order
     cell, sizes = CELLS[order.kind], order.sizes
     _, weights, _ = _sorted_out(given)
@@ -402,13 +393,9 @@ def _lstm(gates: torch.Tensor, _: torch.Tensor, states: Tensors) -> tuple[Tensor
 def _lstm_back(gradients: Tensors, states: Tensors, kept: Tensors) -> WayBack:
     (of_h, of_c), (i, f, g, o, bent) = gradients, kept
     of_c = of_c + _tanh_back(of_h * o, bent)
-    parts = [
-        _sigmoid_back(of_c * g, i),
-        _sigmoid_back(of_c * states[1], f),
-        _tanh_back(of_c * i, g),
-        _sigmoid_back(of_h * bent, o),
-    ]
-    of_gates = torch.cat(parts, -1)
+    of_i, of_f = _sigmoid_back(of_c * g, i), _sigmoid_back(of_c * states[1], f)
+    of_g, of_o = _tanh_back(of_c * i, g), _sigmoid_back(of_h * bent, o)
+    of_gates = torch.cat([of_i, of_f, of_g, of_o], -1)
     return of_gates, of_gates, (None, of_c * f)
 
 
@@ -495,13 +482,7 @@ def pad(
     return Stacked(padded.movedim(2, 0), data.count), Stacked.share(lengths, data.count)
 
 
-def _parts(packed: PackedSequence) -> tuple[list[Any], None]:
-    return list(packed), None
-
-
-def _put_together(parts: Any, _: None) -> PackedSequence:
-    return PackedSequence(*parts)
-
-
 if PackedSequence not in _pytree.SUPPORTED_NODES:  # else it would be one value without tensors
-    _pytree.register_pytree_node(PackedSequence, _parts, _put_together)
+    _pytree.register_pytree_node(
+        PackedSequence, lambda packed: (list(packed), None), lambda parts, _: PackedSequence(*parts)
+    )

@@ -67,3 +67,11 @@ def is_tensor(value: Any) -> bool:
 
 def positive(dim: int, ndim: int) -> int:
     return dim + ndim if dim < 0 else dim
+
+
+def rest_of(args: tuple[Any, ...], kwargs: dict[str, Any], **usual: Any) -> tuple[Any, ...]:
+    """Return the values of a torch function's other parameters, named in order with defaults."""
+    given = {**usual, **dict(zip(usual, args, strict=False)), **kwargs}
+    if len(given) > len(usual) or len(args) > len(usual):
+        raise TypeError(f"a rule does not know all of {sorted(kwargs)}")
+    return tuple(given.values())

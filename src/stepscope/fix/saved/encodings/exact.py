@@ -169,23 +169,21 @@ def pooling_spec(name: str, args: Any) -> str | None:
     """The encoding of the indices of one call; None for other operators, and large windows."""
     window = None
     if name in _POOLS:
-        window = _of_pool(args, _POOLS[name])
+        dimensions = _POOLS[name]
+
+        def option(place: int, default: Any) -> tuple[int, ...]:
+            value = args[place] if len(args) > place and args[place] != [] else default
+            values = [value] if isinstance(value, int) else list(value)
+            return tuple(values * dimensions if len(values) == 1 else values)
+
+        kernel = option(1, 1)
+        size = tuple(int(length) for length in args[0].shape[-dimensions:])
+        window = PoolingWindow(kernel, option(2, kernel), option(3, 0), option(4, 1), size)
     elif name in _ADAPTIVE:
         window = _of_adaptive(args, _ADAPTIVE[name])
     if window is None or math.prod(window.kernel) > _MOST_PLACES:
         return None
     return window.spec()
-
-
-def _of_pool(args: Any, dimensions: int) -> PoolingWindow:
-    def option(place: int, default: Any) -> tuple[int, ...]:
-        value = args[place] if len(args) > place and args[place] != [] else default
-        values = [value] if isinstance(value, int) else list(value)
-        return tuple(values * dimensions if len(values) == 1 else values)
-
-    kernel = option(1, 1)
-    size = tuple(int(length) for length in args[0].shape[-dimensions:])
-    return PoolingWindow(kernel, option(2, kernel), option(3, 0), option(4, 1), size)
 
 
 def _of_adaptive(args: Any, dimensions: int) -> PoolingWindow:
@@ -214,7 +212,14 @@ def encode_window(tensor: torch.Tensor, spec: str) -> Encoded | None:
             packed.nbytes,
             lambda: kernels.unpack_window(packed, shape, stride, starts, window),
         )
-    local = _local(tensor, window, starts)
+    # The place within the window, the last dimension running fastest.
+    rest, local, faster = tensor, torch.zeros_like(tensor), 1
+    for place in reversed(range(len(window.kernel))):
+        coordinate = rest % window.size[place]
+        rest = rest.div(window.size[place], rounding_mode="floor")
+        offset = coordinate - _along(starts[place], place - len(window.kernel))
+        local += offset.div(window.dilation[place], rounding_mode="floor") * faster
+        faster *= window.kernel[place]
     codes = torch.empty_strided(shape, stride, dtype=torch.uint8, device=tensor.device)
     codes.copy_(local)
     count = tensor.numel()
@@ -228,20 +233,6 @@ def encode_window(tensor: torch.Tensor, spec: str) -> Encoded | None:
         )
 
     return Encoded(packed.nbytes, decode)
-
-
-def _local(
-    indices: torch.Tensor, window: PoolingWindow, starts: list[torch.Tensor]
-) -> torch.Tensor:
-    """The place within the window, the last dimension running fastest."""
-    rest, local, faster = indices, torch.zeros_like(indices), 1
-    for place in reversed(range(len(window.kernel))):
-        coordinate = rest % window.size[place]
-        rest = rest.div(window.size[place], rounding_mode="floor")
-        offset = coordinate - _along(starts[place], place - len(window.kernel))
-        local += offset.div(window.dilation[place], rounding_mode="floor") * faster
-        faster *= window.kernel[place]
-    return local
 
 
 def _global(local: torch.Tensor, window: PoolingWindow, starts: list[torch.Tensor]) -> torch.Tensor:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.roofline import which_call
 from stepscope.records.explanation import RankExplanation
-from stepscope.records.hardware import Ceilings, Efficiency, Spot
+from stepscope.records.hardware import Ceilings, Efficiency, Spot, which_call
 from stepscope.text.figures import byte_rate, duration, flop_rate, flops, percent, significant, size
 from stepscope.text.words import counted
 from stepscope.ui.html.pane import Pane, ReportData, rank_label
@@ -31,8 +30,7 @@ from stepscope.ui.html.svg import (
     text,
 )
 from stepscope.ui.topics.device_use import (
-    PeakLoss,
-    about,
+    about_spot,
     against_fastest,
     gaps,
     no_peak,
@@ -57,63 +55,39 @@ _NUMBER_ROOM = 13  # between the centres of two numbers
 _SMALLEST, _LARGEST = 3.0, 14.0  # radius of a dot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """Both plots; an empty one has nothing to show."""
-
-    products: Markup
-    product_dtypes: list[str]  # for the legend
-    moving: Markup
-    moving_dtypes: list[str]
-    left_out: int  # operators that are not drawn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dot:
+class _Dot(NamedTuple):
     spot: Spot
     x: float
     y: float
     number: int  # its row in the table of gaps, from 1; 0 where it has none
 
 
-def draw_roofline(efficiency: Efficiency, numbered: Sequence[Spot]) -> Roofline:
-    """`numbered` are the rows of the table next to it: their dots carry the row's number."""
+def draw_roofline(efficiency: Efficiency, numbered: Sequence[Spot]) -> dict[str, Any]:
+    """Both plots; an empty one has nothing to show.
+
+    `numbered` are the rows of the table next to it: their dots carry the row's number.
+    """
     numbers = {id(spot): place for place, spot in enumerate(numbered, 1)}
     whole = sum(spot.device_ns for spot in efficiency.spots)
     long = [spot for spot in operators(efficiency) if spot.device_ns >= LEAST_TIME * whole]
     by_time = sorted(long, key=lambda spot: -spot.device_ns)
-    products = [dot for spot in by_time if (dot := _product(spot, numbers.get(id(spot), 0)))]
-    moving = [dot for spot in by_time if (dot := _move(spot, numbers.get(id(spot), 0)))]
+    products, moving = [], []
+    for spot in by_time:
+        number = numbers.get(id(spot), 0)
+        if spot.intensity and spot.achieved_flops:
+            products.append(_Dot(spot, spot.intensity, spot.achieved_flops, number))
+        if not spot.flops and spot.bytes_moved and spot.device_ns and spot.calls:
+            rate = spot.bytes_moved / spot.device_ns * 1e9
+            moving.append(_Dot(spot, spot.bytes_moved / spot.calls, rate, number))
     products, moving = products[:MOST_DOTS], moving[:MOST_DOTS]
     longest = by_time[0].device_ns if by_time else 0.0
-    return Roofline(
-        products=_products(products, efficiency.ceilings, longest),
-        product_dtypes=_dtypes(products),
-        moving=_moving(moving, efficiency.ceilings, longest),
-        moving_dtypes=_dtypes(moving),
-        left_out=len(operators(efficiency)) - len(products) - len(moving),
-    )
-
-
-def _product(spot: Spot, number: int) -> _Dot | None:
-    if not spot.intensity or not spot.achieved_flops:
-        return None
-    return _Dot(spot=spot, x=spot.intensity, y=spot.achieved_flops, number=number)
-
-
-def _move(spot: Spot, number: int) -> _Dot | None:
-    if spot.flops or not spot.bytes_moved or not spot.device_ns or not spot.calls:
-        return None
-    return _Dot(
-        spot=spot,
-        x=spot.bytes_moved / spot.calls,
-        y=spot.bytes_moved / spot.device_ns * 1e9,
-        number=number,
-    )
-
-
-def _dtypes(dots: list[_Dot]) -> list[str]:
-    return list(dict.fromkeys(dot.spot.dtype for dot in dots))
+    return {
+        "products": _products(products, efficiency.ceilings, longest),
+        "product_dtypes": list(dict.fromkeys(dot.spot.dtype for dot in products)),
+        "moving": _moving(moving, efficiency.ceilings, longest),
+        "moving_dtypes": list(dict.fromkeys(dot.spot.dtype for dot in moving)),
+        "left_out": len(operators(efficiency)) - len(products) - len(moving),
+    }
 
 
 def _products(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Markup:
@@ -129,8 +103,7 @@ def _products(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Ma
     )
     parts = roof_grid(axes, plain_level, flop_rate, "FLOPs per byte", "FLOP/s reached")
     parts += draw_roofs(axes, peaks, moved, used)
-    parts += [_mark(dot, axes, longest, _about_product(dot.spot)) for dot in dots]
-    parts += _numbers(dots, axes)
+    parts += _marks(dots, axes, longest, _about_product)
     return drawing(_WIDTH, _HEIGHT, "Roofline: FLOP/s against FLOPs per byte", parts)
 
 
@@ -141,29 +114,39 @@ def _moving(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Mark
     axes = roof_axes(
         _BOX, [dot.x for dot in dots], [*(dot.y for dot in dots), *([moved] if moved else [])]
     )
-    parts = roof_grid(axes, _bytes, byte_rate, "bytes per call", "bytes/s reached")
+    parts = roof_grid(
+        axes, lambda value: short_tick(size(value)), byte_rate, "bytes per call", "bytes/s reached"
+    )
     if moved:
         y = axes.y(moved)
         parts.append(path("roof is-memory", [(_LEFT, y), (_RIGHT, y)]))
         parts.append(text("roof-name is-memory", _RIGHT, y - 6, f"memory, {byte_rate(moved)}"))
-    parts += [_mark(dot, axes, longest, _about_move(dot.spot)) for dot in dots]
-    parts += _numbers(dots, axes)
+    parts += _marks(dots, axes, longest, _about_move)
     return drawing(_WIDTH, _HEIGHT, "Bandwidth reached against bytes per call", parts)
 
 
-def _mark(dot: _Dot, axes: LogAxes, longest: float, words: str) -> str:
-    """A dot as large as its time."""
-    share = math.sqrt(dot.spot.device_ns / longest) if longest else 0.0
-    radius = _SMALLEST + (_LARGEST - _SMALLEST) * share
-    kind = f"dot d-{escape(dot.spot.dtype)}" + (" is-again" if dot.spot.recomputed else "")
-    mark = circle(kind, *axes.inside(dot.x, dot.y), round(radius, 1))
-    return f"<g>{mark}<title>{escape(words)}</title></g>"
+def _marks(
+    dots: list[_Dot], axes: LogAxes, longest: float, about: Callable[[Spot], list[str]]
+) -> list[str]:
+    """Dots as large as their times; over all of them their numbers, the widest gap first.
 
-
-def _numbers(dots: list[_Dot], axes: LogAxes) -> list[str]:
-    """Drawn over all dots, the widest gap first; one that would cover another is left out."""
-    taken: list[tuple[float, float]] = []
+    A number that would cover another is left out.
+    """
     parts = []
+    for dot in dots:
+        share = math.sqrt(dot.spot.device_ns / longest) if longest else 0.0
+        radius = round(_SMALLEST + (_LARGEST - _SMALLEST) * share, 1)
+        kind = f"dot d-{escape(dot.spot.dtype)}" + (" is-again" if dot.spot.recomputed else "")
+        mark = circle(kind, *axes.inside(dot.x, dot.y), radius)
+        calls = counted(round(dot.spot.calls), "call")
+        lines = [
+            f"{dot.spot.operator} {which_call(dot.spot)}",
+            f"{about_spot(dot.spot)}: {duration(dot.spot.device_ns)} per step, {calls}",
+            *about(dot.spot),
+        ]
+        words = "\n".join(lines)
+        parts.append(f"<g>{mark}<title>{escape(words)}</title></g>")
+    taken: list[tuple[float, float]] = []
     for dot in sorted((dot for dot in dots if dot.number), key=lambda dot: dot.number):
         x, y = axes.inside(dot.x, dot.y)
         if all(math.dist((x, y), other) >= _NUMBER_ROOM for other in taken):
@@ -172,36 +155,22 @@ def _numbers(dots: list[_Dot], axes: LogAxes) -> list[str]:
     return parts
 
 
-def _about_product(spot: Spot) -> str:
-    lines = _about(spot)
-    lines.append(
+def _about_product(spot: Spot) -> list[str]:
+    lines = [
         f"{flop_rate(spot.achieved_flops or 0.0)} at "
         f"{significant(spot.intensity or 0.0)} FLOPs per byte"
-    )
+    ]
     if spot.ceiling_flops:
         near = share_of_roof(spot)
         lines.append(f"of its roof: {near}, {flop_rate(spot.ceiling_flops)}, bound by {spot.bound}")
-    return "\n".join(lines)
+    return lines
 
 
-def _about_move(spot: Spot) -> str:
-    lines = _about(spot)
-    reached = (spot.bytes_moved or 0.0) / spot.device_ns * 1e9
-    lines.append(f"{size((spot.bytes_moved or 0.0) / spot.calls)} per call at {byte_rate(reached)}")
-    if of_roof(spot) is not None:
-        lines.append(f"of its roof: {share_of_roof(spot)}")
-    return "\n".join(lines)
-
-
-def _about(spot: Spot) -> list[str]:
-    return [
-        f"{spot.operator} {which_call(spot)}",
-        f"{about(spot)}: {duration(spot.device_ns)} per step, {counted(round(spot.calls), 'call')}",
-    ]
-
-
-def _bytes(value: float) -> str:
-    return short_tick(size(value))
+def _about_move(spot: Spot) -> list[str]:
+    moved = spot.bytes_moved or 0.0
+    rate = byte_rate(moved / spot.device_ns * 1e9)
+    known = [f"of its roof: {share_of_roof(spot)}"] if of_roof(spot) is not None else []
+    return [f"{size(moved / spot.calls)} per call at {rate}", *known]
 
 
 MOST_GAPS = 15
@@ -209,60 +178,28 @@ MOST_RANKS = 8  # with pictures of their own: ranks of one job mostly do the sam
 _SOURCES = {"table": "by its data sheet", "calibrated": "as calibrated here"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GapRow:
-    """One row of the table next to the roofline."""
-
-    number: int
-    operator: str
-    shapes: str
-    about: str  # dtype, phase
-    time: str
-    near: str  # how much of its roof it reaches
-    gap: str
-    bar: float  # share of the widest gap
-    bound: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EfficiencyView:
-    """What the template prints about one rank; an empty `no_roofline` means there is a picture."""
-
-    mfu: str
-    mfu_share: float
-    sentence: str
-    facts: list[tuple[str, str, str]]  # label, value, hint
-    falls: list[PeakLoss]
-    roofs: bool  # the device's peaks are known
-    step_ms: float
-    roofline: Roofline | None
-    no_roofline: str
-    rows: list[GapRow]
-    notes: list[str]
-    source: str
-
-
-def efficiency_view(rank: RankExplanation, *, drawn: bool) -> EfficiencyView | None:
+def efficiency_view(rank: RankExplanation, *, drawn: bool) -> dict[str, Any] | None:
     """None where nothing is known; without pictures unless `drawn`."""
     efficiency = rank.efficiency
     if efficiency is None:
         return None
     widest = gaps(efficiency, MOST_GAPS)
     roofline = draw_roofline(efficiency, widest) if drawn else None
-    return EfficiencyView(
-        mfu="" if efficiency.mfu is None or above_peak(efficiency) else percent(efficiency.mfu),
-        mfu_share=efficiency.mfu or 0.0,
-        sentence=_sentence(efficiency),
-        facts=_facts(efficiency),
-        falls=peak_losses(rank),
-        roofs=efficiency.ceilings is not None,
-        step_ms=rank.budget.step_ms,
-        roofline=roofline,
-        no_roofline=_no_roofline(efficiency, roofline),
-        rows=_rows(widest) if drawn else [],
-        notes=list(efficiency.notes),
-        source=efficiency.ceilings.source if efficiency.ceilings else "",
-    )
+    ceilings = efficiency.ceilings
+    return {
+        "mfu": "" if efficiency.mfu is None or above_peak(efficiency) else percent(efficiency.mfu),
+        "mfu_share": efficiency.mfu or 0.0,
+        "sentence": _sentence(efficiency),
+        "facts": _facts(efficiency),
+        "falls": peak_losses(rank),
+        "roofs": ceilings is not None,
+        "step_ms": rank.budget.step_ms,
+        "roofline": roofline,
+        "no_roofline": _no_roofline(efficiency, roofline),
+        "rows": _rows(widest) if drawn else [],
+        "notes": efficiency.notes,
+        "source": ceilings.source if ceilings else "",
+    }
 
 
 def _sentence(efficiency: Efficiency) -> str:
@@ -313,10 +250,10 @@ def _facts(efficiency: Efficiency) -> list[tuple[str, str, str]]:
     return facts
 
 
-def _no_roofline(efficiency: Efficiency, roofline: Roofline | None) -> str:
+def _no_roofline(efficiency: Efficiency, roofline: dict[str, Any] | None) -> str:
     if roofline is None:
         return "Not drawn for this rank: ranks of one job mostly do the same work."
-    if not (roofline.products or roofline.moving):
+    if not (roofline["products"] or roofline["moving"]):
         return "Nothing to draw: the trace gives no operator's FLOPs or bytes."
     if efficiency.ceilings is None or not efficiency.ceilings.flops:
         return (
@@ -326,25 +263,26 @@ def _no_roofline(efficiency: Efficiency, roofline: Roofline | None) -> str:
     return ""
 
 
-def _rows(spots: list[Spot]) -> list[GapRow]:
+def _rows(spots: list[Spot]) -> list[dict[str, Any]]:
+    """The table next to the roofline; bars are shares of the widest gap."""
     widest = max((spot.gap_ns or 0.0 for spot in spots), default=0.0)
     return [
-        GapRow(
-            number=place,
-            operator=spot.operator,
-            shapes=which_call(spot),
-            about=about(spot),
-            time=duration(spot.device_ns),
-            near=share_of_roof(spot),
-            gap=duration(spot.gap_ns or 0.0),
-            bar=(spot.gap_ns or 0.0) / widest if widest else 0.0,
-            bound=spot.bound,
-        )
+        {
+            "number": place,
+            "operator": spot.operator,
+            "shapes": which_call(spot),
+            "about": about_spot(spot),
+            "time": duration(spot.device_ns),
+            "near": share_of_roof(spot),
+            "gap": duration(spot.gap_ns or 0.0),
+            "bar": (spot.gap_ns or 0.0) / widest if widest else 0.0,
+            "bound": spot.bound,
+        }
         for place, spot in enumerate(spots, 1)
     ]
 
 
-def efficiency_views(report: ReportData) -> list[tuple[str, EfficiencyView | None]] | None:
+def efficiency_views(report: ReportData) -> list[tuple[str, dict[str, Any] | None]] | None:
     views = [
         (rank_label(rank), efficiency_view(rank, drawn=place < MOST_RANKS))
         for place, rank in enumerate(report.ranks)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.records.prediction import GpuComparison, GpuPrediction
-from stepscope.text.figures import factor, interval, milliseconds, significant
+from msgspec.structs import replace
+
+from stepscope.records.prediction import GpuComparison
 from stepscope.text.words import sentence
 from stepscope.ui.html.pane import Pane, ReportData
-from stepscope.ui.topics.gpus import answer, fits_word, notes, work_word
+from stepscope.ui.topics.gpus import gpu_table, gpus_answer, gpus_notes, work_word
 
 
 def report_view(report: ReportData) -> dict[str, Any] | None:
@@ -19,35 +20,32 @@ def report_view(report: ReportData) -> dict[str, Any] | None:
 
 
 def gpus_view(comparison: GpuComparison) -> dict[str, Any]:
-    rows = [row for row in comparison.gpus if row.step_ms is not None]
-    longest = max((row.high_ms or 0.0 for row in rows), default=0.0) or 1.0
-    says = answer(comparison)
-    return {
-        "verdict": sentence(says.verdict),
-        "why": sentence(says.why),
-        "work": work_word(comparison),
-        "rows": [_row(comparison, row, longest) for row in rows],
-        "notes": [sentence(note) for note in notes(comparison)],
-    }
-
-
-def _row(comparison: GpuComparison, row: GpuPrediction, longest: float) -> dict[str, Any]:
     """Places are percentages of the track."""
-    step, low, high = row.step_ms or 0.0, row.low_ms or 0.0, row.high_ms or 0.0
-    per_second = row.samples_per_s if comparison.counts_samples else 1e3 / step
+    known = tuple(row for row in comparison.gpus if row.step_ms is not None)
+    longest = max((row.high_ms or 0.0 for row in known), default=0.0) or 1.0
+    answer = gpus_answer(comparison)
+    cells = gpu_table(replace(comparison, gpus=known)).for_page().rows
+    rows = []
+    for row, words in zip(known, cells, strict=True):
+        step, low, high = row.step_ms or 0.0, row.low_ms or 0.0, row.high_ms or 0.0
+        rows.append(
+            {
+                "name": words[0],
+                "cells": words[1:],
+                "is_now": row.gpu == comparison.source_gpu,
+                "is_too_small": row.fits is False,
+                "decides": row.decides,
+                "bar": 100 * step / longest,
+                "low": 100 * low / longest,
+                "width": 100 * (high - low) / longest,
+            }
+        )
     return {
-        "gpu": row.gpu,
-        "is_now": row.gpu == comparison.source_gpu,
-        "fits": fits_word(row),
-        "is_too_small": row.fits is False,
-        "step": milliseconds(step),
-        "interval": interval(low, high),
-        "speed": f"{factor(row.speedup or 0.0)}x",
-        "per_second": significant(per_second or 0.0),
-        "decides": row.decides,
-        "bar": 100 * step / longest,
-        "low": 100 * low / longest,
-        "width": 100 * (high - low) / longest,
+        "verdict": sentence(answer.verdict),
+        "why": sentence(answer.why),
+        "work": work_word(comparison),
+        "rows": rows,
+        "notes": [sentence(note) for note in gpus_notes(comparison)],
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from stepscope.explain.memory.captured import peak_at
-from stepscope.explain.memory.theory import LABELS, RANKS
+from stepscope.explain.memory.model import LABELS, RANKS
 from stepscope.records.explanation import RankExplanation
 from stepscope.records.memory import (
     CATEGORIES,

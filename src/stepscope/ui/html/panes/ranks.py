@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, re
 from stepscope.ui.topics.distributed import (
     CAUSES,
     NOT_ALIGNED,
-    Section,
     clock_words,
     describe_hierarchical,
     describe_strategies,
@@ -46,7 +44,6 @@ from stepscope.ui.topics.distributed import (
     rank_on_host,
     straggler_tone,
     straggler_words,
-    worst_error_ns,
 )
 
 if TYPE_CHECKING:
@@ -71,15 +68,6 @@ _HEAD = 26
 _HEIGHT = 312
 _LEFT, _RIGHT = 58, 586
 _SHAPES = ("circle", "diamond", "square", "triangle")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegendEntry:
-    """One kind of collective in groups of one purpose."""
-
-    kind: str
-    label: str
-    mark: Markup
 
 
 def draw_arrivals(job: Job) -> tuple[Markup, str]:
@@ -110,18 +98,18 @@ def _arrival(
     last = (_LAST_END - _LAST) * row.times_last / most
     waits = (_WAIT_END - _WAIT) * row.waits_ns / longest if longest else 0.0
     lead = f", by {duration(row.lead_ns)}" if row.times_last else ""
-    marked = " is-accused" if accused else ""
     middle = y + height / 2
+    title = (
+        f"{who}: last to arrive in {row.times_last:,} of {counted(row.of, 'collective')}, "
+        f"typically by {duration(row.lead_ns)}; waited {own_wait_words(row)} per step itself"
+    )
     return (
-        f'<g class="arrival{marked}"><title>{escape(who)}: last to arrive in '
-        f"{row.times_last:,} of "
-        f"{counted(row.of, 'collective')}, typically by {duration(row.lead_ns)}; waited "
-        f"{own_wait_words(row)} per step itself</title>"
+        f'<g class="arrival{" is-accused" if accused else ""}"><title>{escape(title)}</title>'
         + rect("hit", 0, y, _WIDTH, height)
         + text("who", _LAST - 10, middle, f"rank {row.rank}")
-        + _bar("last", _LAST, middle, last)
+        + rect("bar-last", _LAST, middle - 7.5, max(last, 1), 15, rx=2)
         + text("value", _LAST + last + 7, middle, f"{row.times_last:,} of {row.of:,}{lead}")
-        + _bar("waits", _WAIT, middle, waits)
+        + rect("bar-waits", _WAIT, middle - 7.5, max(waits, 1), 15, rx=2)
         + text("value", _WAIT + waits + 7, middle, own_wait_words(row))
         + "</g>"
     )
@@ -131,17 +119,15 @@ def _left_out(rest: Sequence[LastArriver]) -> str:
     if not rest:
         return ""
     last = sum(row.times_last for row in rest)
+    others = f"The other {counted(len(rest), 'rank')} {plural(len(rest), 'was', 'were')}"
     if not last:
-        return f"{_others(rest)} never last by more than the clock's error bar."
-    return f"{_others(rest)} last {counted(last, 'time')} in total."
+        return f"{others} never last by more than the clock's error bar."
+    return f"{others} last {counted(last, 'time')} in total."
 
 
-def _others(rest: Sequence[LastArriver]) -> str:
-    return f"The other {counted(len(rest), 'rank')} {plural(len(rest), 'was', 'were')}"
-
-
-def draw_bandwidth(job: Job) -> tuple[Markup, list[LegendEntry]]:
-    """A dot for each kind, group and size; the calibrated rate as a dashed line."""
+def draw_bandwidth(job: Job) -> tuple[Markup, list[tuple[str, str, Markup]]]:
+    """A dot for each kind, group and size, the calibrated rate as a dashed line; the legend has
+    kind, label and mark of each kind of collective in groups of one purpose."""
     known = [row for row in job.collectives if row.size_bytes and row.busbw_gb_s][:MOST_DOTS]
     if not known:
         return Markup(""), []
@@ -149,31 +135,26 @@ def draw_bandwidth(job: Job) -> tuple[Markup, list[LegendEntry]]:
     accused = {slow.group for slow in job.stragglers.ranks if slow.group is not None}
     series: dict[tuple[str, str], list[JobCollective]] = {}
     for row in known:
-        series.setdefault((row.kind, _purpose(row)), []).append(row)
-    parts = _grid(axes)
+        purpose = row.description
+        purpose = purpose or (counted(row.group_size, "rank") if row.group_size else "?")
+        series.setdefault((row.kind, purpose), []).append(row)
+    parts = [
+        *axes.grid_x(log_levels(axes.x_low, axes.x_high, most=7), lambda v: short_tick(size(v))),
+        *axes.grid_y(log_levels(axes.y_low, axes.y_high, most=6), lambda value: f"{value:g}"),
+        *axes.frame(_HEIGHT, "message size", "bus bandwidth, GB/s"),
+    ]
     legend = []
     for place, ((kind, _), rows) in enumerate(series.items()):
         shape = _SHAPES[place % len(_SHAPES)]
         parts.append(f'<g class="k-{escape(kind)}">{_curves(rows, axes)}')
         parts += [_dot(shape, row, axes, row.group in accused) for row in rows]
         parts.append("</g>")
-        legend.append(_legend_entry(kind, shape, rows))
+        groups, members = len({row.group for row in rows}), rows[0].group_size
+        name = rows[0].description or f"group {rows[0].group}"
+        ranks = counted(members, "rank") if members is not None else "? ranks"
+        many = f"{groups} groups of {ranks}" if groups > 1 else ranks
+        legend.append((kind, f"{kind}, {name}, {many}", Markup(_mark(shape, "dot", 7, 7))))
     return drawing(_WIDTH, _HEIGHT, "Bandwidth against message size", parts), legend
-
-
-def _purpose(row: JobCollective) -> str:
-    return row.description or (counted(row.group_size, "rank") if row.group_size else "?")
-
-
-def _legend_entry(kind: str, shape: str, rows: Sequence[JobCollective]) -> LegendEntry:
-    groups = len({row.group for row in rows})
-    members = rows[0].group_size
-    name = rows[0].description or f"group {rows[0].group}"
-    ranks = counted(members, "rank") if members is not None else "? ranks"
-    many = f"{groups} groups of {ranks}" if groups > 1 else ranks
-    return LegendEntry(
-        kind=kind, label=f"{kind}, {name}, {many}", mark=Markup(_mark(shape, "dot", 7, 7))
-    )
 
 
 def _axes(rows: Sequence[JobCollective]) -> LogAxes:
@@ -247,20 +228,6 @@ def _mark(shape: str, kind: str, x: float, y: float) -> str:
     return path(kind, [(x + dx, y + dy) for dx, dy in corners], closed=True)
 
 
-def _grid(axes: LogAxes) -> list[str]:
-    sizes = log_levels(axes.x_low, axes.x_high, most=7)
-    rates = log_levels(axes.y_low, axes.y_high, most=6)
-    return [
-        *axes.grid_x(sizes, lambda value: short_tick(size(value))),
-        *axes.grid_y(rates, lambda value: f"{value:g}"),
-        *axes.frame(_HEIGHT, "message size", "bus bandwidth, GB/s"),
-    ]
-
-
-def _bar(kind: str, x: float, middle: float, width: float) -> str:
-    return rect(f"bar-{kind}", x, middle - 7.5, max(width, 1), 15, rx=2)
-
-
 # A job of a thousand ranks must fit in a page that opens at once: what does not fit is left out
 # here, and the page says so.
 
@@ -297,40 +264,7 @@ METRICS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksView:
-    """What the template prints; where a `no_...` sentence is empty there is a chart."""
-
-    verdict: str
-    tone: str
-    evidence: list[str]
-    facts: list[tuple[str, str, str]]  # label, value, hint
-    clock: str
-    metrics: tuple[tuple[str, str, str], ...]
-    no_heat: str
-    steps_left_out: str
-    no_lanes: str
-    lanes_left_out: str
-    no_path: str
-    path: str
-    kinds: list[str]  # drawn in the lanes
-    queued: bool  # some calls begin later than they are made
-    arrivals: Markup
-    no_arrivals: str
-    arrivals_left_out: str
-    bandwidth: Markup
-    legend: list[LegendEntry]
-    calibrated: bool
-    no_bandwidth: str
-    strategies: list[Section]
-    quality: list[tuple[str, str]]
-    shown: int  # ranks in detail, of all
-    all_ranks: int
-    several_hosts: bool
-    payload: str
-
-
-def report_view(report: ReportData) -> RanksView | None:
+def report_view(report: ReportData) -> dict[str, Any] | None:
     explanation = report.explanation
     if explanation.job is None:
         return None
@@ -350,41 +284,49 @@ def ranks_view(
     strategies: Sequence[Strategy] = (),
     shown: int = 0,
     untraced: int = 0,
-) -> RanksView:
-    """`shown` ranks are in the page in detail; `untraced` ones of the job recorded no trace."""
+) -> dict[str, Any]:
+    """What the template prints; where a `no_...` sentence is empty there is a chart.
+
+    `shown` ranks are in the page in detail; `untraced` ones of the job recorded no trace.
+    """
     steps = _shown_steps(job)
     arrivals, left_out = draw_arrivals(job)
     bandwidth, legend = draw_bandwidth(job)
-    lanes = job.lanes
-    return RanksView(
-        verdict=straggler_words(job.stragglers),
-        tone=straggler_tone(job.stragglers),
-        evidence=[f"{line}." for worst in job.stragglers.ranks[:1] for line in worst.evidence],
-        facts=_facts(job, untraced),
-        clock=f"{clock_words(job.clock)} {host_clock_words(job.clock)}".strip(),
-        metrics=METRICS,
-        no_heat="" if job.steps else "No recorded step allows a comparison of ranks.",
-        steps_left_out=_steps_left_out(job, steps),
-        no_lanes=_no_lanes(job),
-        lanes_left_out=_lanes_left_out(job),
-        no_path="" if job.path else _no_path(job),
-        path=path_words(job.path) if job.path else "",
-        kinds=[KINDS[code] for code in np.unique(lanes.kind).tolist()] if lanes else [],
-        queued=bool(lanes and (lanes.start_ns > lanes.arrival_ns).any()),
-        arrivals=arrivals,
-        no_arrivals=no_arrivals(job),
-        arrivals_left_out=left_out,
-        bandwidth=bandwidth,
-        legend=legend,
-        calibrated=any(row.expected_ns for row in job.collectives),
-        no_bandwidth="" if legend else _no_bandwidth(job),
-        quality=[(note.id, note.detail) for note in notes],
-        strategies=[*describe_strategies(strategies), *describe_hierarchical(job.hierarchical)],
-        shown=shown,
-        all_ranks=len(job.ranks),
-        several_hosts=len(columns_by_host(job.ranks, job.hosts)) > 1,
-        payload=_payload(job, steps),
-    )
+    lanes, aligned = job.lanes, job.clock.aligned
+    no_path = "no step was recorded by all ranks" if aligned else NOT_ALIGNED
+    no_bandwidth = "Bandwidth is not known: message sizes or group sizes were not recorded."
+    if not job.collectives:
+        no_bandwidth = "No collective was recorded by two ranks of its group."
+    return {
+        "verdict": straggler_words(job.stragglers),
+        "tone": straggler_tone(job.stragglers),
+        "evidence": [f"{line}." for worst in job.stragglers.ranks[:1] for line in worst.evidence],
+        "facts": _facts(job, untraced),
+        "clock": f"{clock_words(job.clock)} {host_clock_words(job.clock)}".strip(),
+        "metrics": METRICS,
+        "no_heat": "" if job.steps else "No recorded step allows a comparison of ranks.",
+        "steps_left_out": _steps_left_out(job, steps),
+        "no_lanes": _no_lanes(job),
+        "lanes_left_out": _lanes_left_out(job),
+        "no_path": "" if job.path else f"The critical path is not known: {no_path}.",
+        "path": path_words(job.path) if job.path else "",
+        "kinds": [KINDS[code] for code in np.unique(lanes.kind).tolist()] if lanes else [],
+        # Whether some calls begin later than they are made.
+        "queued": bool(lanes and (lanes.start_ns > lanes.arrival_ns).any()),
+        "arrivals": arrivals,
+        "no_arrivals": no_arrivals(job),
+        "arrivals_left_out": left_out,
+        "bandwidth": bandwidth,
+        "legend": legend,
+        "calibrated": any(row.expected_ns for row in job.collectives),
+        "no_bandwidth": "" if legend else no_bandwidth,
+        "quality": [(note.id, note.detail) for note in notes],
+        "strategies": [*describe_strategies(strategies), *describe_hierarchical(job.hierarchical)],
+        "shown": shown,
+        "all_ranks": len(job.ranks),
+        "several_hosts": len(columns_by_host(job.ranks, job.hosts)) > 1,
+        "payload": _payload(job, steps),
+    }
 
 
 def _facts(job: Job, untraced: int) -> list[tuple[str, str, str]]:
@@ -395,13 +337,8 @@ def _facts(job: Job, untraced: int) -> list[tuple[str, str, str]]:
     facts = [("Ranks", f"{len(job.ranks) + untraced:,}", where)]
     slowest = max((times.step_ms for times in job.times), default=0.0)
     if slowest:
-        facts.append(
-            (
-                "Profiled step",
-                duration(slowest * 1e6),
-                "Of the slowest rank, their median",
-            )
-        )
+        step = duration(slowest * 1e6)
+        facts.append(("Profiled step", step, "Of the slowest rank, their median"))
         own = [times.own_ms for times in job.times]
         low, high = (job.ranks[own.index(end)] for end in (min(own), max(own)))
         span = f"{duration(min(own) * 1e6)} to {duration(max(own) * 1e6)}"
@@ -412,14 +349,13 @@ def _facts(job: Job, untraced: int) -> list[tuple[str, str, str]]:
         waits = [row.waits_ns for row in job.arrivals]
         hint = f"Per step, mean of ranks, up to {duration(max(waits))}; calls may overlap"
         facts.append(("Waiting for others", duration(float(np.mean(waits))), hint))
-    facts.append(_clock_fact(job))
+    if job.clock.aligned:
+        worst = max(job.clock.error_ns.values(), default=0)
+        facts.append(("Clocks within", error_words(worst), job.clock.detail))
+    else:
+        hint = "Waits and arrivals are not known; durations are"
+        facts.append(("Clocks", "not aligned", hint))
     return facts
-
-
-def _clock_fact(job: Job) -> tuple[str, str, str]:
-    if not job.clock.aligned:
-        return ("Clocks", "not aligned", "Waits and arrivals are not known; durations are")
-    return ("Clocks within", error_words(worst_error_ns(job.clock)), job.clock.detail)
 
 
 def _shown_steps(job: Job) -> NDArray[np.intp]:
@@ -452,18 +388,6 @@ def _lanes_left_out(job: Job) -> str:
         "in findings, the "
         "slowest, the fastest and the first. A wait ends when the last rank arrives, drawn or not."
     )
-
-
-def _no_path(job: Job) -> str:
-    if not job.clock.aligned:
-        return f"The critical path is not known: {NOT_ALIGNED}."
-    return "The critical path is not known: no step was recorded by all ranks."
-
-
-def _no_bandwidth(job: Job) -> str:
-    if not job.collectives:
-        return "No collective was recorded by two ranks of its group."
-    return "Bandwidth is not known: message sizes or group sizes were not recorded."
 
 
 def _payload(job: Job, shown: NDArray[np.intp]) -> str:
@@ -522,20 +446,18 @@ def _lanes_head(job: Job, lanes: Lanes, zero: int) -> dict[str, Any]:
         "span": max(lasts) - zero,
         "steps": [
             [place[rank], number, start - zero, end - zero]
-            for rank, number, start, end in zip(
-                lanes.step_rank.tolist(),
-                lanes.step_number.tolist(),
-                lanes.step_start_ns.tolist(),
-                lanes.step_end_ns.tolist(),
-                strict=True,
-            )
+            for rank, number, start, end in np.stack(
+                [lanes.step_rank, lanes.step_number, lanes.step_start_ns, lanes.step_end_ns], 1
+            ).tolist()
         ],
     }
 
 
 def _lane_columns(lanes: Lanes, zero: int) -> dict[str, Column]:
     match = np.unique(lanes.match, return_inverse=True)[1].reshape(-1)
-    last = _last_arrivals(lanes, match)
+    # When the last rank, drawn or not, arrived at each collective.
+    last = np.zeros(int(match.max(initial=-1)) + 1, np.int64)
+    last[match] = lanes.last_ns
     place = np.searchsorted(np.array(lanes.ranks), lanes.rank)
     row = np.zeros(len(lanes.match), np.int64)
     for lane in range(len(lanes.ranks)):
@@ -552,13 +474,6 @@ def _lane_columns(lanes: Lanes, zero: int) -> dict[str, Column]:
         "lane_end": lanes.end_ns - zero,
         "last": last - zero,
     }
-
-
-def _last_arrivals(lanes: Lanes, match: Int64) -> Int64:
-    """When the last rank, drawn or not, arrived at each collective."""
-    last = np.zeros(int(match.max(initial=-1)) + 1, np.int64)
-    last[match] = lanes.last_ns
-    return last
 
 
 def _path_head(path: CriticalPath, zero: int) -> dict[str, Any]:

@@ -10,22 +10,27 @@ from markupsafe import Markup
 
 from stepscope.explain.parameter_server import describe_staleness
 from stepscope.records.parameter_server import LossPoint, TogetherSummary
-from stepscope.text.figures import duration, percent, significant, size
+from stepscope.text.figures import duration, percent, significant
 from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.html.svg import drawing, path, rect, round_values, short_tick, text
-from stepscope.ui.topics.whatif import PARTS, histogram_rows, part_ns, shard_cells, together_line
+from stepscope.ui.topics.whatif import (
+    PARTS,
+    block_table,
+    histogram_rows,
+    server_table,
+    together_line,
+    worker_table,
+)
 
 if TYPE_CHECKING:
     Curve = Sequence[tuple[float, float]]
-
-# Pictures of training through a parameter server: workers' time, staleness, loss curves.
 
 _WIDTH = 560.0
 _ROW, _BAR, _NAMES = 24.0, 16.0, 78.0
 _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 220.0, 68.0, 548.0, 14.0, 184.0
 
 
-def worker_bars(summary: TogetherSummary) -> Markup:
+def _worker_bars(summary: TogetherSummary) -> Markup:
     """One bar per worker: its mean step, divided."""
     longest = max(worker.whole_ns / worker.steps for worker in summary.workers)
     scale = (_WIDTH - _NAMES - 70) / max(longest, 1.0)
@@ -34,7 +39,7 @@ def worker_bars(summary: TogetherSummary) -> Markup:
         y, x = row * _ROW + 4, _NAMES
         parts.append(text("level", _NAMES - 8, y + 12, f"worker {worker.worker}"))
         for name, words in PARTS.items():
-            mean = part_ns(worker, name) / worker.steps
+            mean = getattr(worker, f"{name}_ns") / worker.steps
             title = f"{words}: {duration(mean)}, {percent(mean * worker.steps / worker.whole_ns)}"
             parts.append(rect(f"part-{name}", x, y, mean * scale, _BAR, title=title))
             x += mean * scale
@@ -43,7 +48,7 @@ def worker_bars(summary: TogetherSummary) -> Markup:
     return drawing(_WIDTH, height, "Mean step of each worker, divided", parts)
 
 
-def staleness_bars(summary: TogetherSummary) -> Markup | None:
+def _staleness_bars(summary: TogetherSummary) -> Markup | None:
     """How many pulls read parameters that were so many steps behind."""
     rows = histogram_rows(summary.staleness)
     if not rows:
@@ -59,16 +64,6 @@ def staleness_bars(summary: TogetherSummary) -> Markup | None:
         parts += [bar, text("tick is-middle", x + width / 2, _BOTTOM + 18, words)]
     parts.append(text("level is-unit", _RIGHT, _HEIGHT - 4, "steps behind when read"))
     return drawing(_WIDTH, _HEIGHT, "Staleness of reads", parts)
-
-
-def loss_over(
-    points: Sequence[LossPoint], value: Callable[[LossPoint], float], name: str
-) -> Markup | None:
-    """The loss over time or over updates; None with fewer than two points."""
-    curve = [(value(point), point.loss) for point in points if math.isfinite(point.loss)]
-    if len(curve) < 2:
-        return None
-    return draw_curves({"": curve}, name)
 
 
 def draw_curves(curves: dict[str, Curve], x_name: str, y_name: str = "loss") -> Markup:
@@ -108,55 +103,6 @@ def together_view(report: ReportData) -> dict[str, Any] | None:
     summary = report.explanation.together
     if summary is None:
         return None
-    losses = summary.losses
-    return {
-        "summary": summary,
-        "headline": together_line(summary),
-        "staleness_words": "; ".join(describe_staleness(summary)),
-        "parts": list(PARTS.items()),
-        "bars": worker_bars(summary),
-        "staleness": staleness_bars(summary),
-        "blocks": _matrix(summary),
-        "pairs": [
-            (pair.worker, pair.by, duration(pair.blocked_ns), f"{pair.times:,}")
-            for pair in summary.blocks[:_MOST_MATRIX]
-        ],
-        "shards": [shard_cells(shard) for shard in summary.shards],
-        "bytes": [
-            (worker.worker, size(worker.pushed_bytes), size(worker.pulled_bytes), worker.resent)
-            for worker in summary.workers
-        ],
-        "losses": [
-            chart
-            for chart in (
-                loss_over(losses, lambda point: point.s, "seconds"),
-                loss_over(losses, lambda point: float(point.updates), "updates"),
-            )
-            if chart is not None
-        ],
-        "faults": _faults(summary),
-    }
-
-
-def _matrix(summary: TogetherSummary) -> dict[str, Any] | None:
-    """Rows wait, columns are waited for; the shade is the share of the longest."""
-    workers = [worker.worker for worker in summary.workers]
-    if not summary.blocks or len(workers) > _MOST_MATRIX:
-        return None
-    blocked = {(pair.worker, pair.by): pair for pair in summary.blocks}
-    most = max(pair.blocked_ns for pair in summary.blocks)
-    rows = []
-    for worker in workers:
-        pairs = [blocked.get((worker, other)) for other in workers]
-        cells = [
-            (duration(pair.blocked_ns), round(100 * pair.blocked_ns / most)) if pair else ("", 0)
-            for pair in pairs
-        ]
-        rows.append((worker, cells))
-    return {"workers": workers, "rows": rows}
-
-
-def _faults(summary: TogetherSummary) -> list[str]:
     faults = []
     if summary.evicted:
         faults.append(f"evicted workers: {', '.join(map(str, summary.evicted))}")
@@ -165,7 +111,45 @@ def _faults(summary: TogetherSummary) -> list[str]:
             f"restored shards: {', '.join(map(str, summary.restored))}; updates lost with them: "
             f"{summary.lost_updates:,}"
         )
-    return faults
+    across: dict[str, Callable[[LossPoint], float]] = {
+        "seconds": lambda point: point.s,
+        "updates": lambda point: float(point.updates),
+    }
+    finite = [point for point in summary.losses if math.isfinite(point.loss)]
+    return {
+        "summary": summary,
+        "headline": together_line(summary),
+        "staleness_words": "; ".join(describe_staleness(summary)),
+        "parts": list(PARTS.items()),
+        "bars": _worker_bars(summary),
+        "staleness": _staleness_bars(summary),
+        "blocks": _matrix(summary),
+        "pairs": block_table(summary.blocks[:_MOST_MATRIX]).for_page(),
+        "shards": server_table(summary.shards).for_page(),
+        "bytes": worker_table(summary.workers).for_page(),
+        "losses": [
+            draw_curves({"": [(value(point), point.loss) for point in finite]}, name)
+            for name, value in across.items()
+            if len(finite) > 1
+        ],
+        "faults": faults,
+    }
+
+
+def _matrix(summary: TogetherSummary) -> dict[str, Any] | None:
+    """Rows wait, columns are waited for; the shade is the share of the longest."""
+    workers = [worker.worker for worker in summary.workers]
+    if not summary.blocks or len(workers) > _MOST_MATRIX:
+        return None
+    blocked = {(pair.worker, pair.by): pair.blocked_ns for pair in summary.blocks}
+    most = max(blocked.values())
+
+    def cell(worker: int, other: int) -> tuple[str, int]:
+        ns = blocked.get((worker, other))
+        return ("", 0) if ns is None else (duration(ns), round(100 * ns / most))
+
+    rows = [(worker, [cell(worker, other) for other in workers]) for worker in workers]
+    return {"workers": workers, "rows": rows}
 
 
 PANE = Pane(id="together", title="Server", order=33, view=together_view)

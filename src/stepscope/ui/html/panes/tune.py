@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from stepscope.errors import NotCapturedError
-from stepscope.records.tuning import (
+from stepscope.records.comparison import (
     FAILED,
     NOT_KNOWN,
     TriedConfiguration,

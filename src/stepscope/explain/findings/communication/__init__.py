@@ -1,1 +1,0 @@
-"""Findings about ranks that work together: collectives, stragglers, NCCL, the parameter server."""

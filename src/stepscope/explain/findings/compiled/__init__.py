@@ -1,1 +1,0 @@
-"""Findings about torch.compile."""

@@ -1,1 +1,0 @@
-"""Findings about the device's kernels and copies."""

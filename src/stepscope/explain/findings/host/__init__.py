@@ -1,1 +1,0 @@
-"""Findings about the host: launches, Python, threads, other processes, the profiler."""

@@ -1,3 +1,0 @@
-"""Findings about the training loop around the step: input, stalls, evaluation, checkpoints,
-start-up.
-"""

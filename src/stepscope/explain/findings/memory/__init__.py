@@ -1,1 +1,0 @@
-"""Findings about device memory."""
