@@ -8,7 +8,6 @@ from inspect import cleandoc
 
 import click
 
-from stepscope.ui.cli.front_page import ALSO, GROUPS, NEWER, VERBS
 from stepscope.ui.cli.options import (
     HELP_NAMES,
     VerbCommand,
@@ -16,6 +15,7 @@ from stepscope.ui.cli.options import (
     option_table,
     verb_page,
 )
+from stepscope.ui.front_page import ALSO, GROUPS, NEWER, VERBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

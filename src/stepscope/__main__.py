@@ -9,7 +9,7 @@ import sys
 def run() -> None:
     """Run the command line. The first page loads none of it: it takes a third of the time."""
     if sys.argv[1:] in (["--help"], ["-h"]) and "_STEPSCOPE_COMPLETE" not in os.environ:
-        from stepscope.ui.cli.front_page import print_front_page
+        from stepscope.ui.front_page import print_front_page
 
         as_module = __name__ == "__main__"
         try:

@@ -14,9 +14,9 @@ import pytest
 from catalogue import VerbEntry, catalogue
 from click.testing import CliRunner
 
-from stepscope.ui.cli.front_page import ALSO, GROUPS, NEWER, VERBS
 from stepscope.ui.cli.options import options_of
 from stepscope.ui.cli.verbs import cli
+from stepscope.ui.front_page import ALSO, GROUPS, NEWER, VERBS
 
 OPTIONS = [
     pytest.param(verb, option, id=f"{verb} {option.opts[0]}")

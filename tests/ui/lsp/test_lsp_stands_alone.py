@@ -28,7 +28,7 @@ def test_without_it_the_other_verbs_work(golden: Path, tmp_path: Path) -> None:
     shutil.rmtree(ui / "lsp")
     shutil.rmtree(ui / "editor")
     (ui / "cli/lsp.py").unlink()
-    page = ui / "cli/front_page.py"
+    page = ui / "front_page.py"
     lines = page.read_text().splitlines(keepends=True)
     others = [line for line in lines if '"lsp":' not in line]
     assert len(others) == len(lines) - 1
@@ -43,4 +43,4 @@ def test_without_it_the_other_verbs_work(golden: Path, tmp_path: Path) -> None:
     assert (shown.returncode, "lsp" in shown.stdout) == (0, False), shown.stderr
     assert run("lsp").returncode == 2
     explained = run("explain", str(golden / "h200-resnet18"), "--no-cache")
-    assert explained.stdout.split("\n")[1].startswith("verdict"), explained.stderr
+    assert "\nverdict " in explained.stdout, explained.stderr

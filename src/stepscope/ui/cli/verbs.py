@@ -15,8 +15,8 @@ import click
 
 from stepscope import __version__
 from stepscope.errors import StepscopeError
-from stepscope.ui.cli.front_page import NEWER, SUMMARY, VERBS, WIDEST_HELP, front_page
 from stepscope.ui.cli.options import COMPLETE, HELP_NAMES
+from stepscope.ui.front_page import NEWER, SUMMARY, VERBS, WIDEST_HELP, front_page
 from stepscope.ui.jobs.environment import without_blas_threads
 from stepscope.ui.say import leave_quietly, say
 
