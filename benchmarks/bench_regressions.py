@@ -29,7 +29,7 @@ import numpy as np
 import stepscope
 from process import environment
 from stepscope.bench import catalogue
-from stepscope.bench.enough_runs import EnoughRuns
+from stepscope.bench.against import EnoughRuns
 from stepscope.bench.results import BenchResults, WorkloadResult
 from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.run_change import run_change, usual_variance

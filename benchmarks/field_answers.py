@@ -217,10 +217,10 @@ def _try_next(
 ) -> dict[str, Any] | None:
     """The step with what `next` advises, under stepscope as the step before; None where a person
     has to make the change."""
-    from stepscope.fix.remedies import FIXES
+    from stepscope.changes import APPLIED
 
     remedy = (said.get("headline") or {}).get("remedy")
-    if remedy not in FIXES:
+    if remedy not in APPLIED:
         return None
     shutil.rmtree(place / "with", ignore_errors=True)
     shutil.rmtree(place / "changed", ignore_errors=True)

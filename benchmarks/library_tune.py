@@ -224,14 +224,15 @@ def _text(path: Path) -> str:
 def _promise(folder: Path, answer: dict[str, Any]) -> float | None:
     """The step that the what-ifs predict for all that was kept, from the first capture alone."""
     try:
-        from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
+        from stepscope.changes import PREDICTED
+        from stepscope.predict.whatifs import settings_for_remedy
         from stepscope.records.prediction import Setting
         from stepscope.ui.api import open_bench
 
         settings = []
         for remedy in answer["kept"]:
             name, _, value = remedy.partition("=")
-            by_value = value and name in WHATIFS and WHATIFS[name].takes_value
+            by_value = value and name in PREDICTED and PREDICTED[name].takes_value
             settings += (
                 [Setting(name=name, value=value)] if by_value else settings_for_remedy(name)[:1]
             )

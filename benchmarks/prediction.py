@@ -25,7 +25,7 @@ import numpy as np
 
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.engine import Bench
-from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.predict.whatifs import parse_setting, predict_change
 from stepscope.records.rank import MeasuredSteps, RankInputs
 from stepscope.step.correct import (
     WITH_SHAPES,
@@ -227,7 +227,7 @@ def _speed(traces: dict[str, Trace]) -> dict[str, float]:
     graph, times = bench.context.graph, 1
     while graph.size < TASKS:
         times *= 2
-        graph = WHATIFS["accumulate"].apply(bench.context, str(times)).context.graph
+        graph = predict_change("accumulate", bench.context, str(times)).context.graph
     found: dict[str, float] = {"tasks": graph.size}
     for name, run, steps in (("every task", replay, 1), ("the step alone", step_ns, STEPS)):
         took = []

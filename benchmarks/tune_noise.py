@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from process import environment
-from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.named_changes import ChosenFix
+from stepscope.changes.change import Application, Change, Effect, Part
+from stepscope.fix.declaration import Fix
+from stepscope.fix.named_changes import ChosenChange
 from stepscope.fix.proposal import Proposal
 from stepscope.ui.tune.contenders import Contender, TrialRules
 from stepscope.ui.tune.plan import FinishedTrial, PlannedRemedy
@@ -129,7 +130,7 @@ class Tuned:
 def tune(draw: Draw, names: Sequence[str], together: tuple[str, ...] = ()) -> Tuned:
     """A whole search of `stepscope tune`, without processes; `together` are tried at once first."""
     contenders = [
-        Contender(planned=PlannedRemedy(remedy=name), chosen=ChosenFix(_made_up_fix(name), ""))
+        Contender(planned=PlannedRemedy(remedy=name), chosen=_made_up_change(name))
         for name in names
     ]
     length = TrialLength(asked=STEPS)
@@ -144,14 +145,10 @@ def tune(draw: Draw, names: Sequence[str], together: tuple[str, ...] = ()) -> Tu
     return Tuned(kept=search.kept, pairs=pairs, trials=len(bench.trials))
 
 
-def _made_up_fix(name: str) -> Fix:
-    return Fix(
-        id=name,
-        effect=Effect.BIT_IDENTICAL,
-        fits=lambda *_: None,
-        patch=lambda *_: Proposal(),
-        apply=lambda *_: None,
-    )
+def _made_up_change(name: str) -> ChosenChange:
+    application = Application(Part("benchmarks.tune_noise:FIX"), Effect.BIT_IDENTICAL)
+    fix = Fix(fits=lambda *_: None, patch=lambda *_: Proposal(), apply=lambda *_: None)
+    return ChosenChange(Change(name, application=application), fix)
 
 
 def false_keeps(

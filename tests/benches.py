@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.engine import Bench
+from stepscope.predict.whatifs import parse_setting
 from stepscope.records.rank import RankInputs
 
 if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
+    from stepscope.records.prediction import Prediction
     from stepscope.records.run import RankRun
     from stepscope.records.trace import Trace
 
@@ -33,3 +35,8 @@ def bench_for(
     if run is not None:
         analysis.run = run
     return Bench(analysis, memory=memory, job=job)
+
+
+def ask(bench: Bench, *settings: str) -> Prediction:
+    """Predict changes as `whatif --set` spells them."""
+    return bench.predict([parse_setting(setting) for setting in settings])

@@ -7,7 +7,7 @@ time of all tests.
 from __future__ import annotations
 
 LONG = {
-    "bench/test_image_models.py",
+    "bench/test_models.py",
     "bench/test_yardstick.py",
     "benchmarks/test_library_models.py",
     "benchmarks/test_save_memory_exact.py",

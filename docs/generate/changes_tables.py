@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from page_text import code, table
 
-from stepscope.fix.remedies import FIXES
-from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
-from stepscope.records.remedies import REMEDIES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.fix.declaration import Fix
-    from stepscope.predict.declaration import WhatIf
+from stepscope.changes import APPLIED, CHANGES, PREDICTED
+from stepscope.predict.whatifs import settings_for_remedy
 
 NEEDS = Path(__file__).parent.parent / "reference/needs.toml"
 _HEAD = (
@@ -26,66 +18,57 @@ _HEAD = (
 
 
 def changes_table(_: str) -> str:
-    """Return one row per fix and per what-if that no fix stands for."""
+    """Return one row per change that can be applied, then per change that is only predicted."""
     needs = tomllib.loads(NEEDS.read_text())
-    rows = [_fix_row(FIXES[name], needs) for name in FIXES]
-    rows += [_whatif_row(whatif, needs["whatifs"]) for whatif in _only_predicted()]
+    rows = [_applied_row(name, needs) for name in APPLIED]
+    rows += [_predicted_row(name, needs["whatifs"]) for name in PREDICTED if name not in APPLIED]
     return table(_HEAD, rows)
 
 
-def _fix_row(fix: Fix, needs: dict[str, dict[str, str]]) -> tuple[str, ...]:
-    to_predict = needs["whatifs"].get(fix.id, "")
+def _applied_row(name: str, needs: dict[str, dict[str, str]]) -> tuple[str, ...]:
+    application, to_predict = APPLIED[name], needs["whatifs"].get(name, "")
+    settings = settings_for_remedy(name)
     return (
-        code(fix.id),
-        _sentence(REMEDIES[fix.id].action),
-        _predicted_by(fix.id),
-        _applied_as(fix),
-        code(fix.effect) + (f", may be {code(fix.may_be)}" if fix.may_be else ""),
-        needs["fixes"][fix.id] + (f". To predict: {to_predict}" if to_predict else ""),
+        code(name),
+        _sentence(CHANGES[name].action),
+        _set_form(name) if name in PREDICTED else " or ".join(code(str(one)) for one in settings),
+        _applied_as(name),
+        code(application.effect)
+        + (f", may be {code(application.may_be)}" if application.may_be else ""),
+        needs["fixes"][name] + (f". To predict: {to_predict}" if to_predict else ""),
     )
 
 
-def _whatif_row(whatif: WhatIf, needs: dict[str, str]) -> tuple[str, ...]:
-    others = [code(name) for name in whatif.remedies if name not in FIXES and name != whatif.name]
+def _predicted_row(name: str, needs: dict[str, str]) -> tuple[str, ...]:
+    others = [
+        code(change.id)
+        for change in CHANGES.values()
+        if any(setting.partition("=")[0] == name for setting in change.predicted_as)
+        and change.id not in (*APPLIED, name)
+    ]
     also = f" Also as {', '.join(others)}." if others else ""
-    return (
-        code(whatif.name),
-        _sentence(whatif.help) + also,
-        _set_form(whatif),
-        "",
-        "",
-        needs[whatif.name],
-    )
+    words = _sentence(PREDICTED[name].help) + also
+    return (code(name), words, _set_form(name), "", "", needs[name])
 
 
-def _only_predicted() -> Iterator[WhatIf]:
-    """Yield what-ifs that have no fix of the same name."""
-    for name in WHATIFS:
-        if name not in FIXES:
-            yield WHATIFS[name]
-
-
-def _predicted_by(fix: str) -> str:
-    if fix in WHATIFS:
-        return _set_form(WHATIFS[fix])
-    return " or ".join(code(str(setting)) for setting in settings_for_remedy(fix))
-
-
-def _set_form(whatif: WhatIf) -> str:
-    bare = code(whatif.name)
-    with_value = code(f"{whatif.name}=VALUE")
-    if not whatif.takes_value:
+def _set_form(name: str) -> str:
+    bare = code(name)
+    with_value = code(f"{name}=VALUE")
+    if not PREDICTED[name].takes_value:
         return bare
-    return f"{bare}, {with_value}" if whatif.value_is_optional else with_value
+    return f"{bare}, {with_value}" if PREDICTED[name].value_is_optional else with_value
 
 
-def _applied_as(fix: Fix) -> str:
-    if fix.is_proposal:
+def _applied_as(name: str) -> str:
+    application = APPLIED[name]
+    if application.patch_only:
         return "patch only"
-    values = [value for value in fix.values if value]
-    if fix.values_of is not None or not values:
-        return code(f"{fix.id}=N" if fix.values_of is not None else fix.id)
-    return f"{code(fix.id + '=' + values[0])} or {', '.join(map(code, values[1:]))}"
+    if not application.takes_value:
+        return code(name)
+    values = application.values
+    if not values:
+        return code(f"{name}=N")
+    return f"{code(name + '=' + values[0])} or {', '.join(map(code, values[1:]))}"
 
 
 def _sentence(text: str) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from test_against import results, row
 
 from stepscope.bench import catalogue
-from stepscope.bench.enough_runs import MOST_OF_MANY, MOST_RUNS, MOST_S, EnoughRuns, sees
+from stepscope.bench.against import MOST_OF_MANY, MOST_RUNS, MOST_S, EnoughRuns, sees
 from stepscope.bench.results import BenchMachine
 from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.task import BenchTask

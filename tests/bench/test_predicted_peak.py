@@ -10,8 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stepscope.bench import catalogue, predict_peak
-from stepscope.bench import predict_peak as free_memory
-from stepscope.bench.fake_training import (
+from stepscope.bench.predict_peak import (
     FakePlace,
     MeasuredNeeds,
     MemoryLedger,
@@ -264,7 +263,7 @@ def test_a_container_counts_its_files_as_free(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 250\n")
-    assert free_memory._container_bytes(tmp_path) == 550
+    assert predict_peak._container_bytes(tmp_path) == 550
     (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory._container_bytes(tmp_path) is None
-    assert (free_memory.free_bytes(CPU) or 1) > 0
+    assert predict_peak._container_bytes(tmp_path) is None
+    assert (predict_peak.free_bytes(CPU) or 1) > 0

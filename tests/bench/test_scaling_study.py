@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.bench.request import BenchRequest, choose_tasks
 from stepscope.bench.results import BenchResults, StudyPoint, WorkloadResult
@@ -94,12 +95,8 @@ def test_the_gain_counts_per_doubling_however_far_apart_batches_are() -> None:
 def test_rows_that_differ_in_batch_and_ranks_make_one_study() -> None:
     rows = [row(8), row(16), row(8, 2), row(16, 2)]
     (study,) = find_studies(rows).values()
-    assert [(point.ranks, point.batch) for point in study.points] == [
-        (1, 8),
-        (1, 16),
-        (2, 8),
-        (2, 16),
-    ]
+    places = [(point.ranks, point.batch) for point in study.points]
+    assert places == [(1, 8), (1, 16), (2, 8), (2, 16)]
     efficiencies = [point.efficiency for point in study.points]
     assert efficiencies[:2] == [None, None]
     assert efficiencies[2:] == pytest.approx([0.9, 0.9])
@@ -155,13 +152,7 @@ def test_without_what_ifs_larger_batches_follow_the_line_of_the_two_smallest() -
         assert point.predicted_low is not None
         assert point.predicted_low < throughput(point.batch)
     assert any("straight line" in note for note in drawn.notes)
-    assert with_straight_lines(replace_points(study, 2)).notes == ()
-
-
-def replace_points(study: Any, count: int) -> Any:
-    from msgspec.structs import replace
-
-    return replace(study, points=study.points[:count])
+    assert with_straight_lines(replace(study, points=study.points[:2])).notes == ()
 
 
 def test_a_bar_shows_measured_and_predicted() -> None:

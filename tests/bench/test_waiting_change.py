@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from test_against import BASE_MS, only_change, results, row, times
-from test_bench_against import invoke as invoke_fixture
+from test_against import invoke as invoke_fixture
 
 from stepscope.bench.against import compare_results, slower_by, slower_with_machine
 from stepscope.bench.results import BenchResults

@@ -14,8 +14,7 @@ import torch
 from msgspec.structs import replace
 from test_against import MACHINE, only_change, results, row
 
-from stepscope.bench.against import compare_results, slower_by
-from stepscope.bench.enough_runs import EnoughRuns
+from stepscope.bench.against import EnoughRuns, compare_results, slower_by
 from stepscope.bench.train import Yardstick, middle_ratio, step_over_yardstick
 
 if TYPE_CHECKING:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
 from stepscope import explain_rank, read_trace
+from stepscope.records.explanation import RankExplanation
+from stepscope.records.trace import Trace
 
 from . import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import RankExplanation
-    from stepscope.records.trace import Trace
 
 
 class Read(Protocol):

@@ -6,20 +6,15 @@ Written from their documented behaviour (see test_peers.py for the list); no cod
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stepscope.records.trace import DeviceKind, HostKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from stepscope.records.trace import Trace
+from stepscope.records.trace import DeviceKind, HostKind, Trace
 
 Number = Any  # whole ns or µs, or TraceLens's doubles
 Span = tuple[Number, Number]

@@ -12,10 +12,8 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 KERNEL = {"kernel"}
 COPY = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}

@@ -10,21 +10,19 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope import explain_rank, read_trace
+from stepscope.records.explanation import RankExplanation
+from stepscope.records.trace import Trace
 
 from .reference import account_for
 
 torch = pytest.importorskip("torch", reason="records a real trace")
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import RankExplanation
-    from stepscope.records.trace import Trace
 
 BATCHES = (8, 8, 4, 8)
 

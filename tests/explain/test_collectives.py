@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from stepscope.records.trace import CollectiveArgs
 from stepscope.step.collectives import bus_factor, kind_of, size_bytes
 
 from .build import WORKER, kernel, nccl, note, op, step
-
-if TYPE_CHECKING:
-    from .conftest import Explain
+from .conftest import Explain
 
 
 def test_bandwidths_of_an_all_reduce(explained: Explain) -> None:

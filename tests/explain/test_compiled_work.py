@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,11 +29,8 @@ from stepscope.records.hardware import find_device
 from stepscope.records.rank import RankInputs
 from stepscope.records.source_lines import Place
 
-from .build import graph, kernel, note, op, step
-
-if TYPE_CHECKING:
-    from .build import Events
-    from .conftest import Read
+from .build import Events, graph, kernel, note, op, step
+from .conftest import Read
 
 LINE = Place(file="train.py", line=7, function="forward")
 PRODUCT = GraphOperator(

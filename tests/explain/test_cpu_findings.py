@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benches import analyse
 from stepscope import explain_rank
-from stepscope.explain.cpu_use import free_threads, idle_cores, measure_cpu_use, speedup
+from stepscope.explain.cpu_use import CpuUse, free_threads, idle_cores, measure_cpu_use, speedup
 from stepscope.explain.findings import BESIDE_OTHERS, matmuls, threads
 from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.verdict import judge
+from stepscope.records.explanation import Finding, RankExplanation
 from stepscope.records.hardware import Profile
 from stepscope.records.job import RankFolder
-from stepscope.records.rank import RankInputs
+from stepscope.records.rank import RankInputs, StepColumns
+from stepscope.records.rank_facts import HostLoad, PlainSteps
 from stepscope.records.source_lines import Place, StackSamples
+from stepscope.records.trace import Trace
 from stepscope.step.correct import event_cost_ns
 
 from .build import kernel, op, step
+from .conftest import Read
 from .cpu_steps import CROWDED, LARGE, SECOND, SLOW, SMALL, counters, load_of, steps
 from .whole_run.columns import columns
-
-if TYPE_CHECKING:
-    from stepscope.explain.cpu_use import CpuUse
-    from stepscope.records.explanation import Finding, RankExplanation
-    from stepscope.records.rank import StepColumns
-    from stepscope.records.rank_facts import HostLoad, PlainSteps
-    from stepscope.records.trace import Trace
-
-    from .conftest import Read
 
 
 def profile_of(**changes: Any) -> Profile:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,20 +13,13 @@ from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import measure_efficiency
 from stepscope.explain.rank import truncate_tables
 from stepscope.explain.verdict import judge
-from stepscope.records.explanation import StepTime
-from stepscope.records.hardware import Profile, find_device
+from stepscope.records.explanation import RankExplanation, StepTime
+from stepscope.records.hardware import Efficiency, Profile, Spot, find_device
 from stepscope.records.rank import MeasuredSteps
 from stepscope.ui.topics.explanation_json import explanation_json
 
 from .build import AUTOGRAD, Events, graph, kernel, memcpy, note, op, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import RankExplanation
-    from stepscope.records.hardware import Efficiency, Spot
-
-    from .conftest import Explain, Read
+from .conftest import Explain, Read
 
 BF16, FLOAT = "c10::BFloat16", "float"
 GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stepscope import explain_rank, read_trace
+from stepscope.records.explanation import Finding, RankExplanation
 
 from .build import AUTOGRAD, Events, frame, kernel, note, op, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stepscope.records.explanation import Finding, RankExplanation
-
     On = Callable[..., RankExplanation]
 
 SIMT = "cutlass_80_simt_sgemm_128x128_8x4_nn_align1"

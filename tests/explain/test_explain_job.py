@@ -1,22 +1,20 @@
-"""Several files, one verdict."""
+"""A job explained from its files."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.explain_job import JobTraces, SeveralJobsError, explain_job
-from stepscope.explain.verdict import put_cause_first
-from stepscope.records.explanation import Finding
+from stepscope.explain.verdict import put_cause_first, state
+from stepscope.records.explanation import Explanation, Finding
 
 from .build import Events, frame, kernel, step, write
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import Explanation
+# Several files, one verdict.
 
 
 def training(*, idle: float = 0, name: str = "gemm") -> tuple[Events, ...]:
@@ -297,3 +295,51 @@ def test_paths_that_have_gone_can_be_skipped(tmp_path: Path) -> None:
     here = write(tmp_path / "a.json", *training())
     traces = JobTraces([here, tmp_path / "gone.json"], skip_missing=True)
     assert traces.files == [here]
+
+
+# The first sentence of an answer: the title where the summary lacks it, and whose step it is.
+
+
+def finding(title: str, summary: str) -> Finding:
+    return Finding(id="x", title=title, share=0.5, severity="high", summary=summary, evidence=())
+
+
+@pytest.mark.parametrize(
+    ("title", "summary", "whose", "verdict"),
+    [
+        (
+            "Host-bound",
+            "The GPU is idle 72% of the step.",
+            "",
+            "Host-bound: The GPU is idle 72% of the step.",
+        ),
+        (
+            "FP32 matmuls",
+            "FP32 matmuls take 86% of the step.",
+            "",
+            "FP32 matmuls take 86% of the step.",
+        ),
+        (
+            "Cores in use",
+            "It waits in 14% of steps because cores are busy.",
+            "",
+            "Cores in use: It waits in 14% of steps because cores are busy.",
+        ),
+        (
+            "Slow rank",
+            "Rank 1 takes twice as long.",
+            "rank 1",
+            "Slow rank (rank 1): Rank 1 takes twice as long.",
+        ),
+        (
+            "FP32 matmuls",
+            "FP32 matmuls take 86% of rank 1's step.",
+            "rank 1",
+            "FP32 matmuls take 86% of rank 1's step.",
+        ),
+    ],
+)
+def test_a_summary_that_says_its_title_stands_alone(
+    title: str, summary: str, whose: str, verdict: str
+) -> None:
+    assert state(finding(title, summary), whose) == verdict

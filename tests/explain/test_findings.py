@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stepscope.explain import findings as findings_room
 from stepscope.explain.findings import FINDINGS, load_rules
+from stepscope.records.explanation import Finding, RankExplanation
 
 from .build import (
     Events,
@@ -22,11 +22,7 @@ from .build import (
     overhead,
     step,
 )
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Finding, RankExplanation
-
-    from .conftest import Explain
+from .conftest import Explain
 
 ROOM = Path(findings_room.__file__).parent
 

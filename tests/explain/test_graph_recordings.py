@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CapturedGraph, CapturedOperator
+from stepscope.records.explanation import RankExplanation
 from stepscope.records.rank import RankInputs
 from stepscope.records.source_lines import Place
 from stepscope.step.cuda_graphs import add_recordings, find_recorded
 
 from .build import Events, graph, kernel, step
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import RankExplanation
-
-    from .conftest import Read
+from .conftest import Read
 
 GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
 RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::launch_clamp_scalar("

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel
+from stepscope.records.hardware import Spot
 from stepscope.records.rank import RankInputs
 from stepscope.records.rank_facts import OptimizerLine
 
 from .build import graph, kernel, note, op, step
+from .conftest import Read
 from .test_kernel_pieces import CALL, CODE, NORM, OPERATORS, PRODUCT, RECORD, SCALE
-
-if TYPE_CHECKING:
-    from stepscope.records.hardware import Spot
-
-    from .conftest import Read
 
 FLOPS = 2 * 8 * 16 * 32  # of the product
 RESULT, OPERANDS = 4 * 8 * 32, 4 * (8 * 16 + 16 * 32)  # bytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,12 +21,7 @@ from stepscope.records.rank import RankInputs
 from stepscope.step.cuda_graphs import find_gaps_in_replays, find_replayed, replayed_share
 
 from .build import Events, call, graph, kernel, op, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
-
-    from .conftest import Explain, Read
+from .conftest import Explain, Read
 
 GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>"
@@ -93,7 +88,7 @@ def test_a_trace_without_a_device_has_no_replays(read: Read) -> None:
 def test_cuda_graphs_is_refused_for_a_graph_of_few_kernels(read: Read) -> None:
     context = bench_for(read(replays((GEMM, 20.0), (ADD, 5.0)))).context
     with pytest.raises(Refused, match="graph already"):
-        cuda_graphs.apply(context, "")
+        cuda_graphs.predict(context, "")
 
 
 @pytest.mark.parametrize(("change", "value"), [(precision, "bf16"), (optimizer, "fused")])

@@ -6,25 +6,21 @@ import copy
 import gzip
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from stepscope import UnreadableInputError, explain_rank, read_trace
+from stepscope.records.explanation import RankExplanation
+from stepscope.records.trace import HostEvents, Trace
 from stepscope.trace import links
 
 from .build import AUTOGRAD, WORKER, call, frame, graph, kernel, memcpy, note, op, overhead, step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stepscope.records.explanation import RankExplanation
-    from stepscope.records.trace import HostEvents, Trace
-
-    from .conftest import Read
+from .conftest import Read
 
 MUTATIONS_OF_COLUMNS = 150
 MUTATIONS_OF_JSON = 100

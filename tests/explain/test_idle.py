@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from stepscope import read_trace
-from stepscope.records.explanation import GAP_CAUSES
+from stepscope.records.explanation import GAP_CAUSES, Idle, RankExplanation
 from stepscope.step.timeline import BLOCKING_CALL
 
 from .build import (
@@ -15,6 +13,7 @@ from .build import (
     MAIN,
     WORKER,
     ZERO_NS,
+    Events,
     call,
     frame,
     graph,
@@ -24,12 +23,7 @@ from .build import (
     overhead,
     step,
 )
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Idle, RankExplanation
-
-    from .build import Events
-    from .conftest import Explain
+from .conftest import Explain
 
 
 def split(idle: Idle) -> tuple[int, int, int]:

@@ -1,17 +1,18 @@
-"""Interval algebra against sets of integers, where every point can be counted."""
+"""Intervals, quantiles and the call tree."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.step import intervals
+from stepscope.step.call_tree import distinct_counts, distinct_places, group
+from stepscope.step.intervals import Set
+from stepscope.step.statistics import median, medians, quantile
 
-if TYPE_CHECKING:
-    from stepscope.step.intervals import Set
+# Interval algebra against sets of integers, where every point can be counted.
 
 # A span covers the integers start, start + 1, .., end - 1; spans of length 0 cover none.
 spans = st.lists(
@@ -136,3 +137,68 @@ def test_length_before_a_time_is_exact_however_late_the_clock_is() -> None:
     times = np.array([late, late + 10, late + 15, late + 35, late + 41, late + 99])
     assert intervals.length_before(of, times).tolist() == [0, 0, 5, 20, 21, 21]
     assert intervals.length_before(intervals.EMPTY, times).tolist() == [0] * 6
+
+
+# Medians and quantiles are numpy's.
+
+values = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30)
+
+
+@given(values)
+def test_the_median_is_numpys(found: list[float]) -> None:
+    assert median(found) == np.median(found)
+
+
+@given(st.lists(st.integers(-(2**50), 2**50), min_size=1, max_size=30))
+def test_the_median_of_whole_numbers_is_numpys(found: list[int]) -> None:
+    assert median(np.array(found, np.int64)) == np.median(found)
+
+
+@given(values, st.floats(0, 1))
+def test_a_quantile_is_numpys(found: list[float], share: float) -> None:
+    assert quantile(found, share) == pytest.approx(np.quantile(found, share), rel=1e-9, abs=1e-3)
+
+
+def test_medians_are_those_of_the_columns() -> None:
+    table = np.array([[1.0, 9.0], [5.0, 2.0], [3.0, 4.0], [4.0, 0.0]])
+    assert medians(table).tolist() == [3.5, 3.0]
+    assert medians(list(table[:3])).tolist() == [3.0, 4.0]
+
+
+# Rows grouped by what they share.
+
+close = st.integers(-1, 6)
+far_apart = st.sampled_from([-1, 0, 7, 2**40, 2**62])
+scattered = st.integers(0, 900)  # any two such columns have more combinations than rows
+rows = st.lists(st.tuples(close, scattered, far_apart, scattered, st.booleans()), max_size=60)
+Row = tuple[int, int, int, int, bool]
+
+
+@given(rows)
+def test_groups_are_the_distinct_combinations_in_order(found: list[Row]) -> None:
+    columns = [np.array(column) for column in zip(*found, strict=True)] or [np.empty(0, np.int32)]
+    first, inverse, count = group(*columns)
+    distinct = sorted(set(found))
+    assert count == len(distinct)
+    assert [found[row] for row in first] == distinct
+    assert [distinct[place] for place in inverse] == found
+
+
+@given(rows.filter(len))
+def test_a_group_is_represented_by_its_first_row(found: list[Row]) -> None:
+    first, _, _ = group(*(np.array(column) for column in zip(*found, strict=True)))
+    assert [found.index(found[row]) for row in first] == first.tolist()
+
+
+@given(st.lists(st.integers(-(2**60), 2**60) | st.integers(-3, 3)))
+def test_distinct_places_and_counts_are_those_of_numpy(values: list[int]) -> None:
+    column = np.array(values, np.int64)
+    expected, places, counts = np.unique(column, return_inverse=True, return_counts=True)
+    assert [part.tolist() for part in distinct_places(column)] == [
+        expected.tolist(),
+        places.reshape(-1).tolist(),
+    ]
+    assert [part.tolist() for part in distinct_counts(column)] == [
+        expected.tolist(),
+        counts.tolist(),
+    ]

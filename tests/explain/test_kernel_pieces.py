@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from stepscope.explain.compiled.graph_calls import align_kernels, align_operators
@@ -14,15 +12,11 @@ from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel, GraphOperator
 from stepscope.records.rank import RankInputs
 from stepscope.records.source_lines import Place
+from stepscope.ui.html.flame import Flame
 from stepscope.ui.html.picture import draw_rank
 
-from .build import frame, graph, kernel, note, op, step
-
-if TYPE_CHECKING:
-    from stepscope.ui.html.flame import Flame
-
-    from .build import Events
-    from .conftest import Read
+from .build import Events, frame, graph, kernel, note, op, step
+from .conftest import Read
 
 PRODUCT, NORM, SCALE = (
     Place(file="/home/me/model.py", line=line, function="forward") for line in (3, 7, 9)

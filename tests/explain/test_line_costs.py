@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.line_costs import cost_lines, operator_times, tensor_shapes, work_of
+from stepscope.records.source_lines import LineCosts
 
 from .build import AUTOGRAD, MAIN, Events, kernel, note, op, step
-
-if TYPE_CHECKING:
-    from stepscope.records.source_lines import LineCosts
-
-    from .conftest import Read
+from .conftest import Read
 
 NODE = "autograd::engine::evaluate_function: "
 

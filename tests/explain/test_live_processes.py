@@ -6,14 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stepscope.explain.explain_job import explain_job
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Explanation
+from stepscope.records.explanation import Explanation
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -13,17 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stepscope import explain_job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.records.job import Job
+from stepscope.records.job import Job
 
 SCRIPT = Path(__file__).parent / "scripts/stragglers.py"
 START = Path(__file__).parent / "scripts/start_ranks.py"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from stepscope.records.explanation import Finding
 from stepscope.records.scan_costs import gpu_layer_us
 
 from .build import AUTOGRAD, Events, call, kernel, op, step, write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEPS, BATCH, SIZE = 130, 4, 6
 

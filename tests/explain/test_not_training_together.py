@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,13 +15,9 @@ from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.jobs import not_training_together
 from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.explain.job.rank_part import exchanges_gradients
+from stepscope.records.explanation import Finding
 from stepscope.records.job import Membership
 from stepscope.ui.topics.explanation_json import explanation_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import Finding
 
 ALONE = Membership(
     pid=11, world_size=2, steps=40, groups=0, joined=False, trained_bytes=547_000, shared=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +14,12 @@ from jobs_files import write_job
 from stepscope.explain.explain_job import explain_job
 from stepscope.explain.job.rank_part import own_ms, typical_step
 from stepscope.explain.job.stragglers import find_stragglers
+from stepscope.records.explanation import Explanation
 from stepscope.records.job import RankSteps, RankTimes
 from stepscope.text.figures import milliseconds
 from stepscope.ui.terminal.explanation import _ranks
 from stepscope.ui.terminal.health import check_health
 from stepscope.ui.topics.explanation_json import explanation_json
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Explanation
 
 MS = 1_000_000
 

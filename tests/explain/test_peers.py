@@ -36,17 +36,20 @@ import gzip
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from stepscope import read_trace
-from stepscope.records.trace import DeviceKind
+from stepscope.records.explanation import Timeline
+from stepscope.records.trace import DeviceKind, Trace
 from stepscope.step.timeline import divide
 from stepscope.step.work import Kind, find_work
 
 from .peers import (
+    HtaRow,
+    Span,
     hta_breakdown,
     hta_idle,
     hta_kind,
@@ -59,14 +62,6 @@ from .peers import (
     tracelens_ms,
     tracelens_sets,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.explanation import Timeline
-    from stepscope.records.trace import Trace
-
-    from .peers import HtaRow, Span
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.usefixtures("shared")

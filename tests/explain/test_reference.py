@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from stepscope import explain_rank, read_trace
 
 from .reference import account_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_nanosecond_is_where_the_plain_reference_puts_it(unlike_trace: Path) -> None:

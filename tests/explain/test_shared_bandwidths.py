@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stepscope import explain_job
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_two_a100(shared: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stepscope.records.explanation import Timeline
 from stepscope.step.timeline import divide
 from stepscope.step.work import Kind, find_work
 
@@ -20,11 +19,7 @@ from .build import (
     note,
     op,
 )
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Timeline
-
-    from .conftest import Explain, Read
+from .conftest import Explain, Read
 
 
 def parts(timeline: Timeline) -> tuple[int, int, int, int, int]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.rank import OTHERS, explain_rank, truncate_tables
+from stepscope.records.explanation import RankExplanation
 from stepscope.records.memory import Memory, ModuleBytes, SiteBytes
 from stepscope.trace.read import read_trace
 
 from .build import call, frame, kernel, memcpy, nccl, op, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import RankExplanation
 
 TABLES = ("kernels", "operators", "modules", "lines", "syncs", "collectives")
 

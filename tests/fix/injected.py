@@ -115,7 +115,7 @@ def patch_of(run: TrialRun, *remedies: str) -> tuple[Proposal, bytes]:
     script = Script(run.facts, _read)
     proposal = Proposal()
     for chosen in choose_all(remedies):
-        proposal += chosen.remedy.patch(script, chosen.value)
+        proposal += chosen.fix.patch(script, chosen.value)
     changed = edited(proposal.edits, _read)
     assert set(changed) <= {str(file)}, "a file that is not the script would be changed"
     return proposal, changed.get(str(file), file.read_bytes())

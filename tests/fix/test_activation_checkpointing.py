@@ -8,7 +8,7 @@ import pytest
 from injected import run_injected, run_patched
 from training_scripts import CLIPS, TRAINER
 
-from stepscope.fix.remedies.memory.activation_checkpointing import FIX
+from stepscope.fix.remedies.memory import ACTIVATION_CHECKPOINTING
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_blocks_with_running_statistics_are_refused(tmp_path: Path) -> None:
     run = run_injected(tmp_path, script, ID)
     why = "the blocks update running statistics, which would count each batch twice"
     assert run.refused == {ID: why}
-    assert FIX.fits(run.facts, "") == why
+    assert ACTIVATION_CHECKPOINTING.fits(run.facts, "") == why
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_blocks_with_running_statistics_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_where_it_fits(facts: ScriptFacts, why: str | None) -> None:
-    assert FIX.fits(facts, "") == why
+    assert ACTIVATION_CHECKPOINTING.fits(facts, "") == why
 
 
 def test_it_is_declared_to_save_memory() -> None:
-    assert FIX.saves == "memory"
+    assert ACTIVATION_CHECKPOINTING.saves == "memory"

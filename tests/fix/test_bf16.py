@@ -8,7 +8,7 @@ import pytest
 from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injected
 from training_scripts import ADAPTS, ADVERSARIAL, BY_HAND, EVALUATES, HOOKS, TRAINER
 
-from stepscope.fix.remedies.precision.bf16 import FIX
+from stepscope.fix.remedies.precision import BF16
 from stepscope.records.script_facts import Built, ScriptFacts
 
 if TYPE_CHECKING:
@@ -101,4 +101,4 @@ def test_forward_and_backward_in_one_statement_are_left_to_the_user(tmp_path: Pa
     ],
 )
 def test_where_it_fits(facts: ScriptFacts, why: str | None) -> None:
-    assert FIX.fits(facts, "") == why
+    assert BF16.fits(facts, "") == why

@@ -8,7 +8,7 @@ import pytest
 from injected import assert_patch_trains_the_same, run_injected
 from training_scripts import CONVOLUTIONS
 
-from stepscope.fix.remedies.compute.channels_last import FIX
+from stepscope.fix.remedies.kernels import CHANNELS_LAST
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:
@@ -64,4 +64,4 @@ CONVOLVING = {"Conv2d": 2, "BatchNorm2d": 1}
     ],
 )
 def test_where_it_fits(facts: ScriptFacts, why: str | None) -> None:
-    assert FIX.fits(facts, "") == why
+    assert CHANNELS_LAST.fits(facts, "") == why

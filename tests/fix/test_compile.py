@@ -10,7 +10,7 @@ from training_scripts import ADVERSARIAL, CLIPS, CONVOLUTIONS, DDP, TRAINER
 
 from stepscope.errors import UsageError
 from stepscope.fix.named_changes import choose
-from stepscope.fix.remedies.compute.compile import FIX
+from stepscope.fix.remedies.kernels import COMPILE
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:
@@ -113,4 +113,4 @@ def test_with_the_whole_compiler(tmp_path: Path) -> None:
     ],
 )
 def test_where_it_fits(facts: ScriptFacts, value: str, why: str | None) -> None:
-    assert FIX.fits(facts, value) == why
+    assert COMPILE.fits(facts, value) == why

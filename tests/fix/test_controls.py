@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from injected import TRAINING, run_injected
 
+from stepscope.changes import APPLIED
 from stepscope.errors import UsageError
 from stepscope.fix.named_changes import CONTROLS, choose
-from stepscope.fix.remedies import FIXES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_model_that_draws_nothing_trains_the_same_with_other_draws(tmp_path: P
 
 
 def test_controls_are_no_remedies() -> None:
-    assert not set(CONTROLS) & set(FIXES)
+    assert not set(CONTROLS) & set(APPLIED)
     assert str(choose("other-draws=2")) == "other-draws=2"
     with pytest.raises(UsageError) as error:
         choose("other-drawz")

@@ -12,7 +12,7 @@ from injected import assert_patch_trains_the_same, patch_of, run_injected
 from stepscope.errors import UsageError
 from stepscope.fix.named_changes import choose, choose_all
 from stepscope.fix.proposal import Script, edited
-from stepscope.fix.remedies.distributed.ddp import count_buckets
+from stepscope.fix.remedies.ddp import count_buckets
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def facts_of(**options: object) -> ScriptFacts:
 
 def why_not(name: str, facts: ScriptFacts) -> str | None:
     chosen = choose(name)
-    return chosen.remedy.fits(facts, chosen.value)
+    return chosen.fix.fits(facts, chosen.value)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_hooks_are_registered_where_ddp_is_built() -> None:
         ("powersgd=2", "(PowerSGDState(model.process_group, matrix_approximation_rank=2, "),
     ):
         chosen = choose(name)
-        proposal = chosen.remedy.patch(script, chosen.value)
+        proposal = chosen.fix.patch(script, chosen.value)
         result = edited(proposal.edits, lambda _file: text)["train.py"].decode()
         assert f"model = DDP(net)\nmodel.register_comm_hook{call}" in result
         assert "\nfrom torch.distributed.algorithms.ddp_comm_hooks." in result
@@ -116,7 +116,7 @@ def test_a_ddp_that_a_library_builds_is_left_to_the_user() -> None:
     script = Script(replace(facts_of(), built=(built,)), lambda _file: b"trainer.fit(model)\n")
     for name in ("bucket-mb=50", "first-bucket-mb=4", "static-graph", "compress-gradients"):
         chosen = choose(name)
-        proposal = chosen.remedy.patch(script, chosen.value)
+        proposal = chosen.fix.patch(script, chosen.value)
         assert not proposal.edits
         assert len(proposal.by_hand) == 1
 

@@ -8,7 +8,7 @@ import pytest
 from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injected
 from training_scripts import ADVERSARIAL, CLIPS, TRAINER
 
-from stepscope.fix.remedies.precision.fp16 import FIX
+from stepscope.fix.remedies.precision import FP16
 from stepscope.records.script_facts import Built, ScriptFacts
 
 if TYPE_CHECKING:
@@ -166,4 +166,4 @@ def test_half_a_patch_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_where_it_fits(facts: ScriptFacts, why: str | None) -> None:
-    assert FIX.fits(facts, "") == why
+    assert FP16.fits(facts, "") == why

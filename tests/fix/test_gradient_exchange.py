@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope.errors import TrainingStopped
-from stepscope.fix.remedies.distributed import sync_once
-from stepscope.fix.remedies.distributed.sync_once import GradientExchange
+from stepscope.fix.remedies import sync_once
+from stepscope.fix.remedies.sync_once import GradientExchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,8 +219,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from stepscope.fix.remedies.distributed import sync_once
-from stepscope.fix.remedies.distributed.sync_once import GradientExchange, average_gradients
+from stepscope.fix.remedies import sync_once
+from stepscope.fix.remedies.sync_once import GradientExchange, average_gradients
 from stepscope.fix.training_process import TrainingProcess
 
 rank = int(sys.argv[1])

@@ -8,8 +8,8 @@ import pytest
 from injected import TRAINING, assert_patch_trains_the_same, run_injected
 
 from stepscope.fix.begin import begin
+from stepscope.fix.named_changes import load_change
 from stepscope.fix.proposal import Script, edited
-from stepscope.fix.remedies import FIXES
 from stepscope.records.script_facts import Frame, ScriptFacts
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def test_objects_are_frozen_bit_for_bit_the_same(tmp_path: Path) -> None:
     assert run.did["gc-freeze"] == ["froze all objects that existed after 5 steps"]
     assert run.losses == plain.losses
     assert not run.facts.collects
-    assert FIXES["gc-freeze"].fits(run.facts, "") is not None
+    assert load_change("gc-freeze").fix.fits(run.facts, "") is not None
     source = assert_patch_trains_the_same(tmp_path, TRAINING, "gc-freeze")
     assert "import gc\n" in source
     assert "gc.collect()\ngc.freeze()\nfor step in range(8):" in source
@@ -42,7 +42,7 @@ def test_a_script_without_collections_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_loop_that_a_library_runs_is_named(tmp_path: Path) -> None:
     script = Script(ScriptFacts(), lambda _file: None)
-    assert "gc.freeze()" in FIXES["gc-freeze"].patch(script, "").by_hand[0]
+    assert "gc.freeze()" in load_change("gc-freeze").fix.patch(script, "").by_hand[0]
 
 
 def proposed(loop: str) -> tuple[str, tuple[str, ...]]:
@@ -50,7 +50,7 @@ def proposed(loop: str) -> tuple[str, tuple[str, ...]]:
     line = next(n for n, row in enumerate(loop.splitlines(), 1) if "optimizer.step()" in row)
     frame = Frame(file=FILE, line=line, function="<module>")
     read = {FILE: text}.get
-    proposal = FIXES["no-sync"].patch(Script(ScriptFacts(step=(frame,)), read), "")
+    proposal = load_change("no-sync").fix.patch(Script(ScriptFacts(step=(frame,)), read), "")
     return edited(proposal.edits, read).get(FILE, text).decode(), proposal.by_hand
 
 
@@ -135,7 +135,7 @@ def test_a_proposal_cannot_be_applied_from_outside() -> None:
 
 
 def test_on_a_cpu_nothing_is_waited_for() -> None:
-    fix = FIXES["no-sync"]
-    assert fix.is_proposal
+    fix = load_change("no-sync").fix
+    assert fix.apply is None
     assert fix.fits(ScriptFacts(device="cuda"), "") is None
     assert "CPU" in str(fix.fits(ScriptFacts(device="cpu"), ""))

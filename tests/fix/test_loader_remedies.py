@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from injected import assert_patch_trains_the_same, patch_of, run_injected
 
+from stepscope.changes.change import Effect
 from stepscope.errors import UsageError
-from stepscope.fix.declaration import Effect
-from stepscope.fix.named_changes import choose
+from stepscope.fix.named_changes import choose, load_change
 from stepscope.fix.proposal import Script, edited
-from stepscope.fix.remedies import FIXES
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def loader(**fields: Any) -> Built:
 
 def why(remedy: str, value: str, *built: Built, **facts: Any) -> str | None:
     known = {"cores": 8, "machine_cores": 8} | facts
-    return FIXES[remedy].fits(ScriptFacts(built=built, **known), value)
+    return load_change(remedy).fix.fits(ScriptFacts(built=built, **known), value)
 
 
 def test_workers_are_at_most_twice_as_many_as_a_rank_has_cores() -> None:
@@ -80,7 +79,9 @@ def test_a_loader_with_workers_may_be_tried_without() -> None:
     file, text = "/home/u/train.py", f"loader = {call.format(2, True, 4)}\n".encode()
     built = replace(busy, frames=(Frame(file=file, line=1, function="<module>"),), given=given)
     read = {file: text}.get
-    proposal = FIXES["loader-workers"].patch(Script(ScriptFacts(built=(built,)), read), "0")
+    proposal = load_change("loader-workers").fix.patch(
+        Script(ScriptFacts(built=(built,)), read), "0"
+    )
     source = edited(proposal.edits, read)[file].decode().strip()
     assert source == f"loader = {call.format(0, False, None)}"
 
@@ -97,7 +98,7 @@ def test_without_workers_their_other_arguments_go_too(tmp_path: Path) -> None:
 
 
 def test_workers_may_turn_out_to_change_nothing() -> None:
-    fix = FIXES["loader-workers"]
+    fix = load_change("loader-workers").application
     assert (fix.effect, fix.may_be) == (Effect.RANDOM, Effect.BIT_IDENTICAL)
     assert choose("loader-workers=3").value == "3"
     with pytest.raises(UsageError, match="does not take the value 'many'"):
@@ -116,7 +117,7 @@ def test_workers_need_to_be_there_for_the_rest() -> None:
     lasting = loader(options={"num_workers": 2, "persistent_workers": True}, begun=3)
     assert "already" in str(why("persistent-workers", "", lasting))
     for name in ("prefetch-factor", "persistent-workers"):
-        assert FIXES[name].after == {"loader-workers"}
+        assert load_change(name).application.after == {"loader-workers"}
 
 
 @pytest.mark.slow
@@ -149,7 +150,9 @@ def patched(call: str, *more: Built) -> tuple[str, tuple[str, ...]]:
     file, text = "/home/u/train.py", f"loader = {call}\n".encode()
     built = loader(frames=(Frame(file=file, line=1, function="<module>"),))
     read = {file: text}.get
-    proposal = FIXES["loader-workers"].patch(Script(ScriptFacts(built=(built, *more)), read), "1")
+    proposal = load_change("loader-workers").fix.patch(
+        Script(ScriptFacts(built=(built, *more)), read), "1"
+    )
     return edited(proposal.edits, read)[file].decode().strip(), proposal.by_hand
 
 
@@ -199,7 +202,7 @@ ITERABLE = LOADED.replace("DataLoader, Dataset", "DataLoader, IterableDataset").
 def test_a_dataset_that_only_yields_would_be_read_several_times(tmp_path: Path) -> None:
     script = ITERABLE.replace(", shuffle=True", "")
     plain = run_injected(tmp_path, script)
-    assert "all of it" in str(FIXES["loader-workers"].fits(plain.facts, "1"))
+    assert "all of it" in str(load_change("loader-workers").fix.fits(plain.facts, "1"))
     run = run_injected(tmp_path, script, "loader-workers=1", "persistent-workers")
     assert "all of it" in run.refused["loader-workers=1"]
     assert "no workers" in run.refused["persistent-workers"]
@@ -209,5 +212,5 @@ def test_a_dataset_that_only_yields_would_be_read_several_times(tmp_path: Path) 
 def test_a_loader_of_the_trainer_is_its_option() -> None:
     built = loader(direct=False, library="transformers")
     script = Script(ScriptFacts(built=(built,)), lambda _file: None)
-    (words,) = FIXES["loader-workers"].patch(script, "4").by_hand
+    (words,) = load_change("loader-workers").fix.patch(script, "4").by_hand
     assert "dataloader_num_workers=4" in words

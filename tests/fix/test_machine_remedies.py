@@ -9,11 +9,10 @@ import pytest
 import torch
 from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injected
 
-from stepscope.fix.named_changes import choose_all, environment, with_changes
+from stepscope.fix.named_changes import choose_all, environment, load_change, with_changes
 from stepscope.fix.proposal import Script
-from stepscope.fix.remedies import FIXES
-from stepscope.fix.remedies.host import cpu_allocator
-from stepscope.fix.remedies.host.pin_ranks import share_cores
+from stepscope.fix.remedies import host
+from stepscope.fix.remedies.cores import share_cores
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ needs_affinity = pytest.mark.skipif(
 
 
 def why(remedy: str, value: str = "", **facts: Any) -> str | None:
-    return FIXES[remedy].fits(ScriptFacts(**facts), value)
+    return load_change(remedy).fix.fits(ScriptFacts(**facts), value)
 
 
 def nothing(_file: str) -> None:
@@ -82,7 +81,7 @@ def test_each_rank_gets_cores_of_its_own(tmp_path: Path) -> None:
 def test_an_allocator_that_is_not_there_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_allocator, "find_library", lambda _name: None)
+    monkeypatch.setattr(host, "find_library", lambda _name: None)
     assert "apt install libjemalloc2" in str(why("cpu-allocator", "jemalloc"))
     assert environment(choose_all(["cpu-allocator=jemalloc"]), {}) == {}
 
@@ -90,7 +89,7 @@ def test_an_allocator_that_is_not_there_says_how_to_get_it(
 def test_an_allocator_is_loaded_before_the_users_own_libraries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_allocator, "find_library", lambda name: f"/lib/lib{name}.so.4")
+    monkeypatch.setattr(host, "find_library", lambda name: f"/lib/lib{name}.so.4")
     assert why("cpu-allocator", "tcmalloc") is None
     assert why("cpu-allocator", "tcmalloc", device="cuda") == "the model is not on the CPU"
     other = {"LD_PRELOAD": "/opt/libjemalloc.so"}
@@ -107,7 +106,7 @@ def test_a_library_is_found_in_a_conda_environment(
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/libjemalloc.so.2").touch()
     monkeypatch.setenv("CONDA_PREFIX", str(tmp_path))
-    assert cpu_allocator.find_library("jemalloc") == f"{tmp_path}/lib/libjemalloc.so.2"
+    assert host.find_library("jemalloc") == f"{tmp_path}/lib/libjemalloc.so.2"
 
 
 @pytest.mark.slow
@@ -162,7 +161,7 @@ def test_onednn_is_turned_on_again(tmp_path: Path, *, inside: bool) -> None:
         script = TRAINING.replace("torch.manual_seed(0)", f"torch.manual_seed(0)\n{OFF}")
     plain = run_injected(tmp_path, script)
     assert plain.facts.onednn is False
-    assert FIXES["onednn"].fits(plain.facts, "") is None
+    assert load_change("onednn").fix.fits(plain.facts, "") is None
     run = run_injected(tmp_path, script, "onednn")
     assert run.did["onednn"] == ["oneDNN is on"]
     proposal, text = patch_of(plain, "onednn")
@@ -175,7 +174,7 @@ def test_onednn_is_turned_on_again(tmp_path: Path, *, inside: bool) -> None:
 def test_onednn_is_on_by_default(tmp_path: Path) -> None:
     run = run_injected(tmp_path, TRAINING, "onednn")
     assert run.did["onednn"] == []
-    assert FIXES["onednn"].fits(run.facts, "") == "oneDNN is on already"
+    assert load_change("onednn").fix.fits(run.facts, "") == "oneDNN is on already"
     assert why("onednn", onednn=None) == "this torch was built without oneDNN"
 
 
@@ -187,11 +186,11 @@ def test_a_capability_that_the_shell_sets_is_unset(tmp_path: Path) -> None:
     users = {"ATEN_CPU_CAPABILITY": "default"}
     plain = run_injected(tmp_path, script, variables=users)
     assert "capability default" in plain.output
-    assert FIXES["vectors"].fits(plain.facts, "") is None
+    assert load_change("vectors").fix.fits(plain.facts, "") is None
     run = run_injected(tmp_path, script, "vectors", variables=users)
     assert set(run.output.splitlines()) == {"capability None"}
     assert run.did["vectors"]
-    assert "not set" in str(FIXES["vectors"].fits(run.facts, ""))
+    assert "not set" in str(load_change("vectors").fix.fits(run.facts, ""))
 
 
 @pytest.mark.slow
@@ -235,7 +234,7 @@ def test_where_segments_can_be_expandable(monkeypatch: pytest.MonkeyPatch) -> No
         assert why("expandable-segments", device="cuda", variables={name: text}) is not None
     monkeypatch.setenv(name, "max_split_size_mb:64")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    proposal = FIXES["expandable-segments"].patch(Script(ScriptFacts(), nothing), "")
+    proposal = load_change("expandable-segments").fix.patch(Script(ScriptFacts(), nothing), "")
     assert proposal.variables == {name: "max_split_size_mb:64,expandable_segments:True"}
 
 

@@ -16,9 +16,9 @@ from injected import (
 )
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
+from stepscope.fix.named_changes import load_change
 from stepscope.fix.proposal import Script
-from stepscope.fix.remedies import FIXES
-from stepscope.fix.remedies.optimizer.fused_optimizer import why_not_fused
+from stepscope.fix.remedies.optimizer import why_not_fused
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def optimizer(type_name: str = "AdamW", **options: Any) -> Built:
 
 
 def why(remedy: str, *built: Built, device: str = "cpu") -> str | None:
-    return FIXES[remedy].fits(ScriptFacts(device=device, built=built), "")
+    return load_change(remedy).fix.fits(ScriptFacts(device=device, built=built), "")
 
 
 def test_what_can_be_fused() -> None:
@@ -193,7 +193,10 @@ def test_an_optimizer_that_the_trainer_builds_is_its_option() -> None:
         library="transformers",
     )
     script = Script(ScriptFacts(built=(built,)), lambda _file: None)
-    assert 'optim="adamw_torch_fused"' in FIXES["fused-optimizer"].patch(script, "").by_hand[0]
+    assert (
+        'optim="adamw_torch_fused"'
+        in load_change("fused-optimizer").fix.patch(script, "").by_hand[0]
+    )
 
 
 KEPT = TRAINING.replace("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)")
@@ -204,7 +207,7 @@ KEPT = TRAINING.replace("optimizer.zero_grad()", "optimizer.zero_grad(set_to_non
 def test_gradients_are_dropped_bit_for_bit_the_same(tmp_path: Path, call: str) -> None:
     script = TRAINING.replace("optimizer.zero_grad()", call)
     plain = run_injected(tmp_path, script)
-    assert FIXES["set-to-none"].fits(plain.facts, "") is None
+    assert load_change("set-to-none").fix.fits(plain.facts, "") is None
     source = assert_patch_trains_the_same(tmp_path, script, "set-to-none")
     assert call.replace("False", "True") in source
     assert run_patched(tmp_path, script, "set-to-none").losses == plain.losses
@@ -214,7 +217,7 @@ def test_gradients_are_dropped_bit_for_bit_the_same(tmp_path: Path, call: str) -
 def test_a_default_zero_grad_has_nothing_to_drop(tmp_path: Path) -> None:
     run = run_injected(tmp_path, TRAINING, "set-to-none")
     assert run.did["set-to-none"] == []
-    assert "keeps the memory" in str(FIXES["set-to-none"].fits(run.facts, ""))
+    assert "keeps the memory" in str(load_change("set-to-none").fix.fits(run.facts, ""))
 
 
 @pytest.mark.slow

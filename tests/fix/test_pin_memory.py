@@ -9,16 +9,16 @@ import pytest
 import torch
 from injected import run_injected
 
+from stepscope.fix.named_changes import load_change
 from stepscope.fix.proposal import Script, edited
-from stepscope.fix.remedies import FIXES
-from stepscope.fix.remedies.loader.pin_memory import copy_marked_without_waiting, mark_pinned
+from stepscope.fix.remedies.loader import copy_marked_without_waiting, mark_pinned
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 FILE = "/home/u/train.py"
 
 
 def test_it_needs_a_gpu_and_a_loader() -> None:
-    fix = FIXES["pin-memory"]
+    fix = load_change("pin-memory").fix
     built = Built(kind="loader", type="DataLoader", options={}, given=(), frames=())
     assert fix.fits(ScriptFacts(device="cuda", built=(built,)), "") is None
     assert "CUDA" in str(fix.fits(ScriptFacts(device="cpu", built=(built,)), ""))
@@ -105,7 +105,7 @@ def patched(loop: str) -> tuple[str, tuple[str, ...]]:
         forward=(Frame(file=FILE, line=line, function="<module>"),),
     )
     read = {FILE: text}.get
-    proposal = FIXES["pin-memory"].patch(Script(facts, read), "")
+    proposal = load_change("pin-memory").fix.patch(Script(facts, read), "")
     return edited(proposal.edits, read)[FILE].decode(), proposal.by_hand
 
 

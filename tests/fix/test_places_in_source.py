@@ -11,7 +11,7 @@ from stepscope.fix.named_changes import choose
 from stepscope.fix.patched_source import patch_source
 from stepscope.fix.proposal import edited
 from stepscope.fix.python_source import NoPlaceError, PythonSource
-from stepscope.fix.remedies.precision.autocast import why_not_autocast
+from stepscope.fix.remedies.precision import why_not_autocast
 from stepscope.records.script_facts import Built, Frame, RootCall, ScriptFacts, TrainingPass
 
 LOOP = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.fix.proposal import Proposal, Script, add_before_training, edited, submodule
-from stepscope.fix.remedies.precision.autocast import wrap_forward
+from stepscope.fix.remedies.precision import wrap_forward
 from stepscope.records.script_facts import Frame, RootCall, ScriptFacts, TrainingPass
 
 

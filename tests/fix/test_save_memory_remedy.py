@@ -13,7 +13,7 @@ from torch import nn
 from stepscope.errors import UsageError
 from stepscope.fix import save_memory
 from stepscope.fix.named_changes import choose
-from stepscope.fix.remedies.memory.save_memory import FIX
+from stepscope.fix.remedies.memory import SAVE_MEMORY
 from stepscope.fix.saved.attach import saving_content
 from stepscope.records.memory import SAVING_FILE
 from stepscope.records.script_facts import ScriptFacts
@@ -47,11 +47,11 @@ for step in range(12):
     ],
 )
 def test_where_it_does_not_fit(facts: ScriptFacts, words: str) -> None:
-    assert words in (FIX.fits(facts, "5%") or "")
+    assert words in (SAVE_MEMORY.fits(facts, "5%") or "")
 
 
 def test_it_fits_an_eager_model() -> None:
-    assert FIX.fits(ScriptFacts(roots=("Net",)), "5%") is None
+    assert SAVE_MEMORY.fits(ScriptFacts(roots=("Net",)), "5%") is None
 
 
 def test_values_are_targets() -> None:

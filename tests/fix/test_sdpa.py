@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.fix.proposal import Proposal, Script, edited
-from stepscope.fix.remedies.compute.sdpa import FIX
+from stepscope.fix.remedies.attention import SDPA
 from stepscope.records.script_facts import ScriptFacts
 
 HEAD = """\
@@ -82,7 +82,7 @@ def _module(body: str) -> bytes:
 
 def _propose(text: bytes) -> tuple[Proposal, str]:
     script = Script(ScriptFacts(sources=("model.py",)), lambda _file: text)
-    proposal = FIX.patch(script, "")
+    proposal = SDPA.patch(script, "")
     changed = edited(proposal.edits, lambda _file: text).get("model.py", text)
     return proposal, changed.decode()
 
@@ -141,6 +141,6 @@ def test_what_is_no_attention_is_not_found(body: str) -> None:
 
 
 def test_it_is_only_proposed() -> None:
-    assert FIX.is_proposal
-    assert FIX.fits(ScriptFacts(sources=("model.py",)), "") is None
-    assert FIX.fits(ScriptFacts(), "") == "no module is defined in the user's own files"
+    assert SDPA.apply is None
+    assert SDPA.fits(ScriptFacts(sources=("model.py",)), "") is None
+    assert SDPA.fits(ScriptFacts(), "") == "no module is defined in the user's own files"

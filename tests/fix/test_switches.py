@@ -9,7 +9,7 @@ import pytest
 from injected import TRAINING, patch_of, run_injected
 from training_scripts import CONVOLUTIONS
 
-from stepscope.fix.remedies import FIXES
+from stepscope.fix.named_changes import load_change
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def test_torchs_newer_switches_are_respected(tmp_path: Path) -> None:
     )
     run = run_injected(tmp_path, script, "tf32")
     assert run.facts.matmul_precision == "mixed"
-    assert run.refused == {"tf32": FIXES["tf32"].fits(replace(run.facts, device="cuda"), "")}
+    assert run.refused == {
+        "tf32": load_change("tf32").fix.fits(replace(run.facts, device="cuda"), "")
+    }
     assert len(run.losses) == 6
 
 
@@ -94,7 +96,7 @@ def test_torchs_newer_switches_are_respected(tmp_path: Path) -> None:
     ],
 )
 def test_where_tf32_fits(facts: ScriptFacts, why: str | None) -> None:
-    assert FIXES["tf32"].fits(facts, "") == why
+    assert load_change("tf32").fix.fits(facts, "") == why
 
 
 @pytest.mark.parametrize(
@@ -114,4 +116,4 @@ def test_where_tf32_fits(facts: ScriptFacts, why: str | None) -> None:
     ],
 )
 def test_where_cudnn_benchmark_fits(facts: ScriptFacts, why: str | None) -> None:
-    assert FIXES["cudnn-benchmark"].fits(facts, "") == why
+    assert load_change("cudnn-benchmark").fix.fits(facts, "") == why

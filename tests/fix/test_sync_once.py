@@ -10,14 +10,15 @@ from ddp_scripts import COUNTED, GUARDED, LEFT_OVER, OWN_NO_SYNC
 from injected import assert_patch_trains_the_same, run_injected
 from test_ddp_remedies import facts_of
 
+from stepscope.fix.named_changes import load_change
 from stepscope.fix.proposal import Script, edited
-from stepscope.fix.remedies import FIXES
 from stepscope.records.script_facts import Frame, RootCall, ScriptFacts, TrainingPass
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SYNC_ONCE = FIXES["sync-once"]
+CHANGE = load_change("sync-once")
+SYNC_ONCE = CHANGE.fix
 ACCUMULATING = replace(facts_of(), passes_per_step=4, synced_passes=4)
 
 
@@ -54,7 +55,7 @@ def test_passes_that_the_script_keeps_to_itself_stay_as_they_are(tmp_path: Path)
 
 
 def test_the_number_of_passes_is_the_value_to_try() -> None:
-    assert SYNC_ONCE.values_for(ACCUMULATING) == ("4",)
+    assert CHANGE.values_for(ACCUMULATING) == ("4",)
     assert SYNC_ONCE.fits(ACCUMULATING, "4") is None
     assert SYNC_ONCE.fits(ACCUMULATING, "") is None
 
@@ -287,7 +288,7 @@ def test_wraps_of_several_remedies_stand_inside_each_other() -> None:
     )
     script = Script(facts, lambda _file: text.encode())
     for order in (("bf16", "sync-once"), ("sync-once", "bf16")):
-        first, second = (FIXES[name].patch(script, "") for name in order)
+        first, second = (load_change(name).fix.patch(script, "") for name in order)
         result = edited((first + second).edits, lambda _file: text.encode())["train.py"].decode()
         assert result.splitlines()[4:9] == [
             "    with contextlib.nullcontext() if (i + 1) % 4 == 0 else model.no_sync():",

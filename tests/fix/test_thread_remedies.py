@@ -9,9 +9,8 @@ from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injec
 
 from stepscope.errors import UsageError
 from stepscope.fix.cores import share_of_cores
-from stepscope.fix.named_changes import choose, choose_all, environment, with_changes
+from stepscope.fix.named_changes import choose, choose_all, environment, load_change, with_changes
 from stepscope.fix.proposal import Script
-from stepscope.fix.remedies import FIXES
 from stepscope.records.processors import allowed_cores
 from stepscope.records.script_facts import Frame, ScriptFacts
 
@@ -26,7 +25,7 @@ SET_BY_SCRIPT = SHOWN.replace(
 
 def why(value: str, **facts: Any) -> str | None:
     known = {"cores": 8, "machine_cores": 8, "threads": 3} | facts
-    return FIXES["threads"].fits(ScriptFacts(**known), value)
+    return load_change("threads").fix.fits(ScriptFacts(**known), value)
 
 
 def test_ranks_share_the_cores_unless_they_are_pinned() -> None:
@@ -43,7 +42,7 @@ def test_which_number_of_threads_can_be_tried() -> None:
     assert why("half", local_ranks=2, threads=2) == "operators already use 2 threads"
     assert "one-thread" in str(why("cores", cores=1, machine_cores=1))
     assert why("cores", device="cuda") == "the model is not on the CPU"
-    one = FIXES["one-thread"]
+    one = load_change("one-thread").fix
     assert one.fits(ScriptFacts(threads=4), "") is None
     assert one.fits(ScriptFacts(threads=1), "") == "operators already use 1 thread"
 
@@ -75,7 +74,7 @@ def test_a_script_that_sets_threads_itself(tmp_path: Path) -> None:
     assert set(run.output.splitlines()) == {"threads 1"}
     plain = run_injected(tmp_path, SET_BY_SCRIPT)
     assert plain.facts.threads == 5
-    assert FIXES["one-thread"].fits(plain.facts, "") is None
+    assert load_change("one-thread").fix.fits(plain.facts, "") is None
     _, text = patch_of(plain, "one-thread")
     assert b"torch.set_num_threads(1)" in text
 
@@ -91,7 +90,9 @@ def test_a_library_that_sets_threads_is_named() -> None:
     file = "/home/u/train.py"
     frame = Frame(file=file, line=1, function="<module>")
     facts = ScriptFacts(set_threads=(frame,), threads=4)
-    proposal = FIXES["one-thread"].patch(Script(facts, {file: b"trainer.fit(model)\n"}.get), "")
+    proposal = load_change("one-thread").fix.patch(
+        Script(facts, {file: b"trainer.fit(model)\n"}.get), ""
+    )
     assert proposal.edits == ()
     assert proposal.by_hand == (f"call torch.set_num_threads(1) (see {file}:1)",)
 

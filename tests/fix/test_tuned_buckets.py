@@ -23,10 +23,10 @@ LONGER = PLAIN.replace("range(20)", "range(64)").replace("step == 5", "step == 6
 
 
 def test_tune_leaves_it_to_a_whole_run() -> None:
-    fits = choose("tuned-buckets").remedy.fits
+    fits = choose("tuned-buckets").fix.fits
     assert "stepscope run --with tuned-buckets" in (fits(FACTS, "") or "")
     assert "a single rank" in (fits(replace(FACTS, world_size=1), "") or "")
-    proposal = choose("tuned-buckets").remedy.patch(Script(FACTS, lambda _file: None), "")
+    proposal = choose("tuned-buckets").fix.patch(Script(FACTS, lambda _file: None), "")
     assert "tune_buckets(model, optimizer)" in proposal.by_hand[0]
     with pytest.raises(UsageError, match="Choose one"):
         choose_all(["tuned-buckets", "bucket-mb=50"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from twins import assert_same, train_both
+from twins import assert_same, seeded, step, step_alone, train_both
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse import ArrayScaler, ModelArray, fuse
@@ -26,10 +26,7 @@ def net(width: int = 8) -> nn.Module:
 
 
 def made(count: int = 3) -> ModelArray:
-    models = []
-    for seed in range(count):
-        torch.manual_seed(seed)
-        models.append(net())
+    models = seeded(net, count)
     return fuse(models, [torch.optim.Adam(model.parameters(), lr=1e-2) for model in models])
 
 
@@ -37,12 +34,8 @@ def train(array: ModelArray, steps: int = 3, seed: int = 0) -> torch.Tensor:
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         x = torch.randn(5, 3, 6, 6, generator=draw)
-        losses = functional.cross_entropy(array(x), torch.arange(5) % 4)
-        array.zero_grad()
-        array.backward(losses)
-        array.step()
-    result: torch.Tensor = losses.front().detach()
-    return result
+        losses = step(array, functional.cross_entropy(array(x), torch.arange(5) % 4))
+    return losses
 
 
 def test_each_model_is_a_window_into_the_array() -> None:
@@ -82,11 +75,8 @@ def test_a_model_that_leaves_trains_on_alone_with_its_own_optimizer() -> None:
     draw = torch.Generator().manual_seed(1)
     for _ in range(3):
         x = torch.randn(5, 3, 6, 6, generator=draw)
-        loss = functional.cross_entropy(gone(x), torch.arange(5) % 4)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    torch.testing.assert_close(loss.detach(), train(control, seed=1)[1], rtol=1e-4, atol=1e-5)
+        loss = step_alone(optimizer, functional.cross_entropy(gone(x), torch.arange(5) % 4))
+    torch.testing.assert_close(loss, train(control, seed=1)[1], rtol=1e-4, atol=1e-5)
 
 
 def test_a_new_model_trains_as_if_it_were_alone() -> None:
@@ -197,17 +187,17 @@ def test_an_overflow_in_one_model_skips_its_step_alone() -> None:
     array, control = made(), made()
     scaler = ArrayScaler(3, first_scale=4.0, interval=2)
     draw = torch.Generator().manual_seed(0)
-    for step in range(3):
+    for number in range(3):
         x = torch.randn(5, 3, 6, 6, generator=draw)
         losses = functional.cross_entropy(array(x), torch.arange(5) % 4)
         array.zero_grad()
         array.backward(scaler.scale(losses))
-        if step == 1:
+        if number == 1:
             array.get_parameter("0/weight").grad[1] = float("inf")
         before = array.state_of(1)
         scaler.step(array)
         scaler.update()
-        assert torch.equal(before["4.weight"], array.state_of(1)["4.weight"]) == (step == 1)
+        assert torch.equal(before["4.weight"], array.state_of(1)["4.weight"]) == (number == 1)
     assert scaler.scales.tolist() == [8.0, 2.0, 8.0]
     train(control)
     torch.testing.assert_close(array.state_of(0), control.state_of(0))

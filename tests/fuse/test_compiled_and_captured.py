@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from twins import seeded, step
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse import ModelArray, fuse
+from stepscope.fix.fuse.rules import convolutions
+from stepscope.fix.fuse.rules.convolutions import transposed_gradients
 
 
 def picture_net(share: float = 0.0) -> nn.Module:
@@ -27,10 +30,7 @@ def picture_net(share: float = 0.0) -> nn.Module:
 
 
 def array_of(build: Callable[[], nn.Module], **settings: Any) -> ModelArray:
-    models = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        models.append(build())
+    models = seeded(build, 2)
     own = [
         torch.optim.Adam(model.parameters(), lr=1e-2 * (1 + place))
         for place, model in enumerate(models)
@@ -51,14 +51,7 @@ def batches(steps: int, shared: bool = False) -> list[tuple[Any, Any]]:
 
 
 def train(array: ModelArray, compute: Callable[..., Any], given: list[Any]) -> torch.Tensor:
-    losses = []
-    for x, y in given:
-        loss = compute(x, y)
-        array.zero_grad()
-        array.backward(loss)
-        array.step()
-        losses.append(loss.front().detach())
-    return torch.stack(losses)
+    return torch.stack([step(array, compute(x, y)) for x, y in given])
 
 
 @pytest.mark.parametrize(
@@ -140,17 +133,15 @@ def test_a_step_is_itself_where_there_is_no_gpu() -> None:
     for graphed in (False, True):
         array = array_of(picture_net)
 
-        def step(x: Any, y: Any, array: ModelArray = array) -> Any:
+        def train_step(x: Any, y: Any, array: ModelArray = array) -> Any:
             def cross_entropy(x: Any, y: Any) -> torch.Tensor:
                 return functional.cross_entropy(array(x), y)
 
             loss = array.apply_each(cross_entropy, x, y)
-            array.zero_grad()
-            array.backward(loss)
-            array.step()
+            step(array, loss)
             return loss
 
-        run: Any = array.graph(step) if graphed else step
+        run: Any = array.graph(train_step) if graphed else train_step
         made = [run(x, y) for x, y in batches(5)]
         if graphed:
             assert run._graph is None
@@ -186,3 +177,72 @@ def test_whole_channels_are_dropped_together_too(kind: Any) -> None:
 def test_an_unknown_way_to_draw_is_refused() -> None:
     with pytest.raises(UsageError, match="draws is"):
         fuse([nn.Linear(2, 2)], draws="alone")  # type: ignore[arg-type]
+
+
+# Transposed convolutions, as a GPU computes them in bf16: channels last.
+
+
+def generator() -> nn.Module:
+    return nn.Sequential(
+        nn.ConvTranspose2d(5, 4, 4, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.ConvTranspose2d(4, 3, (4, 3), 2, 1, output_padding=(0, 1)),
+    )
+
+
+def array_of_three() -> ModelArray:
+    models = seeded(generator)
+    own = [torch.optim.SGD(one.parameters(), 0.1) for one in models]
+    return fuse(models, own, draws="together")
+
+
+@pytest.fixture
+def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolutions, "_is_half_on_cuda", lambda _: True)
+
+
+def trained(array: ModelArray, compute: Any, noise: torch.Tensor) -> list[torch.Tensor]:
+    for _ in range(3):
+        loss = step(array, compute(noise))
+    return [loss, *array.state_of(2).values()]
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method")  # of the compiler itself
+@pytest.mark.usefixtures("channels_last")
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("noise_learns", [False, True])
+def test_a_compiled_generator_trains_as_the_plain_one(backend: str, noise_learns: bool) -> None:
+    noise = torch.randn(2, 5, 1, 1, requires_grad=noise_learns)
+    results = []
+    for compiled in (False, True):
+        array = array_of_three()
+
+        def loss(noise: Any, array: ModelArray = array) -> torch.Tensor:
+            return array(noise).square().mean()
+
+        def plain(noise: Any, array: ModelArray = array, loss: Any = loss) -> Any:
+            return array.apply_each(loss, noise)
+
+        compute = array.compile(loss, backend=backend) if compiled else plain
+        values = trained(array, compute, noise)
+        if noise_learns:
+            values.append(noise.grad)
+            noise.grad = None
+        results.append(values)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_lie_as_the_compiler_is_told() -> None:
+    """Whatever layout the arguments have: this is what made compiled backward passes fail."""
+    gradient, pictures = torch.randn(2, 8, 4, 4), torch.randn(2, 6, 1, 1)
+    filters = torch.randn(6, 4, 4, 4)
+    settings = ([1, 1], [0, 0], [0, 0], [1, 1], 2, [True, True])
+    real = transposed_gradients(gradient, pictures, filters, *settings)
+    with torch._subclasses.FakeTensorMode() as fake:
+        told = transposed_gradients(
+            *(fake.from_tensor(one) for one in (gradient, pictures, filters)), *settings
+        )
+    assert [one.stride() for one in real] == [one.stride() for one in told]
+    assert real[1].is_contiguous(memory_format=torch.channels_last)

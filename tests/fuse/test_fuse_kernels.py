@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from twins import step, step_alone
 
 from stepscope.fix.fuse import fuse
 from stepscope.fix.fuse.rules.convolution_products import channels_last
@@ -68,13 +69,9 @@ def test_models_that_differ_step_as_they_would_alone(kind: Any, decays: bool) ->
     array.optimizer.use_kernels = True
     x = torch.randn(6, 70, device=DEVICE)
     for _ in range(4):
-        array.zero_grad()
-        array.backward(array(x).square().mean())
-        array.step()
+        step(array, array(x).square().mean())
         for model, optimizer in zip(alone, theirs, strict=True):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
+            step_alone(optimizer, model(x).square().mean())
     for number, model in enumerate(alone):
         for name, value in model.state_dict().items():
             torch.testing.assert_close(array.state_of(number)[name], value, rtol=2e-4, atol=2e-6)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from twins import seeded, step, step_alone
 
 from stepscope.fix.fuse import fuse
 
@@ -35,33 +36,17 @@ def llama() -> Any:
 def losses_alone(model: Any, seed: int, texts: list[torch.Tensor]) -> list[float]:
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for ids in texts:
-        loss = model(input_ids=ids, labels=ids).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return [step_alone(optimizer, model(input_ids=ids, labels=ids).loss).item() for ids in texts]
 
 
 @pytest.mark.parametrize("build", [bert, llama])
 def test_library_model(build: Callable[[], Any]) -> None:
-    models = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        models.append(build().train())
+    models = seeded(lambda: build().train())
     twins = copy.deepcopy(models)
     texts = list(torch.randint(200, (4, 4, 16)))
     own = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
     array = fuse(models, own, seeds=[7, 8, 9])
-    fused = []
-    for ids in texts:
-        losses = array(input_ids=ids, labels=ids).loss
-        array.zero_grad()
-        array.backward(losses)
-        array.step()
-        fused.append(losses.front().tolist())
+    fused = [step(array, array(input_ids=ids, labels=ids).loss).tolist() for ids in texts]
     for place, twin in enumerate(twins):
         alone = losses_alone(twin, 7 + place, texts)
         assert [row[place] for row in fused] == pytest.approx(alone, rel=1e-5)

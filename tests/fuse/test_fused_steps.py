@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from twins import seeded, step, step_alone
 
 from stepscope.fix.fuse import ModelArray, fuse
 
@@ -29,29 +30,24 @@ SETTINGS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
 
 
 def nets() -> list[nn.Module]:
-    made = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        made.append(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double())
-    return made
+    return seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double(), 2)
 
 
 def train(array: ModelArray, steps: int = 5) -> None:
     torch.manual_seed(7)
     for _ in range(steps):
         x = torch.randn(5, 6, dtype=torch.float64)
-        losses = array.apply_each(lambda x: array(x).square().mean(), x)
-        array.zero_grad()
-        array.backward(losses)
-        array.step()
+        step(array, array.apply_each(lambda x: array(x).square().mean(), x))
 
 
 def train_alone(model: nn.Module, optimizer: optim.Optimizer, steps: int = 5) -> None:
     torch.manual_seed(7)
     for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(5, 6, dtype=torch.float64)).square().mean().backward()
-        optimizer.step()
+        step_alone(optimizer, model(torch.randn(5, 6, dtype=torch.float64)).square().mean())
+
+
+def adams(models: list[nn.Module]) -> list[optim.Optimizer]:
+    return [optim.Adam(one.parameters(), lr=0.1 * (1 + n)) for n, one in enumerate(models)]
 
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "held on the device"])
@@ -79,9 +75,7 @@ def test_every_way_to_step_ends_where_each_model_would_alone(
 
 def test_settings_are_copied_only_when_one_changed() -> None:
     models = nets()
-    own = [
-        optim.Adam(model.parameters(), lr=0.1 * (1 + place)) for place, model in enumerate(models)
-    ]
+    own = adams(models)
     array = fuse(models, own)
     assert array.optimizer is not None
     columns = array.optimizer._columns
@@ -102,9 +96,7 @@ def test_settings_are_copied_only_when_one_changed() -> None:
 
 def test_what_a_captured_step_holds_changes_with_betas_but_not_with_the_rate() -> None:
     models = nets()
-    own = [
-        optim.Adam(model.parameters(), lr=0.1 * (1 + place)) for place, model in enumerate(models)
-    ]
+    own = adams(models)
     optimizer = fuse(models, own).optimizer
     assert optimizer is not None
     optimizer.use_kernels = True

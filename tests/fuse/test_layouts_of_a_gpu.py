@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from twins import step, step_alone
 
 from stepscope.fix.fuse import ModelArray, Stacked, fuse, kernel_choice
 from stepscope.fix.fuse import kernel_choice as choosing
@@ -51,26 +52,24 @@ class Residual(nn.Module):
         return self.deep(x).mean((2, 3))
 
 
-def array_of_residuals(**settings: Any) -> ModelArray:
+def residuals() -> tuple[list[Any], list[torch.optim.Optimizer]]:
     torch.manual_seed(0)
     models = [Residual().double() for _ in range(COUNT)]
+    rates = (1e-3 * (1 + place) for place in range(COUNT))
     own = [
-        torch.optim.Adam(model.parameters(), lr=1e-3 * (1 + place))
-        for place, model in enumerate(models)
+        torch.optim.Adam(one.parameters(), lr=rate) for one, rate in zip(models, rates, strict=True)
     ]
-    return fuse(models, own, draws="together", **settings)
+    return models, own
+
+
+def array_of_residuals(**settings: Any) -> ModelArray:
+    return fuse(*residuals(), draws="together", **settings)
 
 
 def losses_of(array: ModelArray, compute: Callable[[Any], Any]) -> torch.Tensor:
     torch.manual_seed(1)
-    losses = []
-    for _ in range(3):
-        loss = compute(Stacked(torch.randn(COUNT, 4, 3, 16, 16).double(), COUNT))
-        array.zero_grad()
-        array.backward(loss)
-        array.step()
-        losses.append(loss.front().detach())
-    return torch.stack(losses)
+    batches = (Stacked(torch.randn(COUNT, 4, 3, 16, 16).double(), COUNT) for _ in range(3))
+    return torch.stack([step(array, compute(batch)) for batch in batches])
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
@@ -83,21 +82,19 @@ def prefer(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
 @pytest.fixture(scope="module")
 def alone() -> torch.Tensor:
     """Losses [steps, models] of the models trained one at a time."""
-    models = list(array_of_residuals()._models)
-    own = [
-        torch.optim.Adam(model.parameters(), lr=1e-3 * (1 + place))
-        for place, model in enumerate(models)
-    ]
+    models, own = residuals()
     torch.manual_seed(1)
     losses = []
     for _ in range(3):
         pictures = torch.randn(COUNT, 4, 3, 16, 16).double()
-        now = [model(x).square().mean() for model, x in zip(models, pictures, strict=True)]
-        for optimizer, loss in zip(own, now, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        losses.append(torch.stack(now).detach())
+        losses.append(
+            torch.stack(
+                [
+                    step_alone(optimizer, model(x).square().mean())
+                    for model, optimizer, x in zip(models, own, pictures, strict=True)
+                ]
+            )
+        )
     return torch.stack(losses)
 
 

@@ -11,42 +11,54 @@ from torch import nn
 from torch.nn import functional
 from twins import assert_same, train_both
 
+Inputs = Callable[[], tuple[Any, ...]]
 
-def pictures(channels: int = 4, side: int = 8, ndim: int = 2) -> Callable[[], tuple[Any, ...]]:
+
+def pictures(channels: int = 4, side: int = 8, ndim: int = 2) -> Inputs:
     return lambda: (torch.randn(5, channels, *(side,) * ndim),)
 
 
-def rows(width: int = 6) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (torch.randn(5, width),)
+def rows() -> Inputs:
+    return lambda: (torch.randn(5, 6),)
 
 
-def words(length: int = 7) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (torch.randint(11, (5, length)),)
+def words() -> Inputs:
+    return lambda: (torch.randint(11, (5, 7)),)
 
 
-def sequences(length: int = 7, width: int = 8) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (torch.randn(5, length, width),)
+def sequences() -> Inputs:
+    return lambda: (torch.randn(5, 7, 8),)
 
 
 class Code(nn.Module):
-    """A module whose forward is the given function of itself and its input."""
+    """A module whose forward is the given function of its parts and its input."""
 
-    def __init__(self, forward: Callable[..., Any], **parts: nn.Module) -> None:
+    def __init__(self, forward: Callable[..., Any], *parts: nn.Module) -> None:
         super().__init__()
-        self.code = forward
-        for name, part in parts.items():
-            self.add_module(name, part)
+        self.code, self.parts = forward, nn.ModuleList(parts)
 
-    def forward(self, *inputs: Any) -> Any:
-        return self.code(self, *inputs)
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.code(*self.parts, x)
 
 
-def activation(kind: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(nn.Conv2d(4, 6, 3), kind(), nn.Flatten(), nn.Linear(216, 3))
+def code(forward: Callable[..., Any], *parts: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: Code(forward, *(make() for make in parts))
 
 
-def pooled(pool: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(nn.Conv2d(4, 6, 3), pool(), nn.Flatten())
+def after(first: Callable[[], nn.Module], *rest: Callable[[], nn.Module]) -> Any:
+    return lambda: nn.Sequential(first(), *(make() for make in rest))
+
+
+def convolution() -> nn.Module:
+    return nn.Conv2d(4, 6, 3)
+
+
+def attention(**settings: Any) -> Callable[[], nn.Module]:
+    return lambda: nn.MultiheadAttention(8, 2, batch_first=True, **settings)
+
+
+def linear(width: int, outputs: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Linear(width, outputs)
 
 
 ACTIVATIONS = [
@@ -55,163 +67,116 @@ ACTIVATIONS = [
     "Tanhshrink", "Softshrink", "PReLU", "GLU",
 ]  # fmt: skip
 
-NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = {
-    "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2), pictures(ndim=1)),
-    "conv2d-groups": (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1, bias=False), pictures()),
-    "conv2d-same": (lambda: nn.Conv2d(4, 6, 3, padding="same", dilation=2), pictures()),
-    "conv2d-reflect": (
-        lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
-        pictures(),
+Nets = dict[str, Callable[[], nn.Module]]
+OF_SIGNALS: Nets = {
+    "conv1d": lambda: nn.Conv1d(4, 6, 3, stride=2),
+    "transposed1d": lambda: nn.ConvTranspose1d(4, 6, 3, stride=2),
+    "dropout1d": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.Dropout1d(0.4)),
+    "pool1d": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.MaxPool1d(2), nn.AdaptiveAvgPool1d(2)),
+}
+OF_VOLUMES: Nets = {
+    "conv3d": lambda: nn.Conv3d(2, 4, 3),
+    "batchnorm3d": lambda: nn.BatchNorm3d(2),
+    "pool3d": lambda: nn.Sequential(nn.Conv3d(2, 4, 2), nn.MaxPool3d(2)),
+}
+OF_PICTURES: Nets = {
+    "conv2d-groups": lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1, bias=False),
+    "conv2d-same": lambda: nn.Conv2d(4, 6, 3, padding="same", dilation=2),
+    "conv2d-reflect": lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+    "transposed2d": lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2),
+    "batchnorm2d": after(convolution, lambda: nn.BatchNorm2d(6)),
+    "batchnorm-average": lambda: nn.BatchNorm2d(4, momentum=None),
+    "groupnorm": after(convolution, lambda: nn.GroupNorm(3, 6)),
+    "instancenorm": lambda: nn.InstanceNorm2d(4, affine=True),
+    "instancenorm-tracked": lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+    "dropout2d": after(convolution, lambda: nn.Dropout2d(0.4)),
+    "max-pool": after(convolution, lambda: nn.MaxPool2d(2, stride=1, padding=1), nn.Flatten),
+    "avg-pool": after(convolution, lambda: nn.AvgPool2d(3, 2, ceil_mode=True), nn.Flatten),
+    "lp-pool": after(convolution, lambda: nn.LPPool2d(2, 2), nn.Flatten),
+    "adaptive-max": after(convolution, lambda: nn.AdaptiveMaxPool2d((2, 3)), nn.Flatten),
+    "adaptive-avg": after(convolution, lambda: nn.AdaptiveAvgPool2d(1), nn.Flatten),
+    "pixel-shuffle": lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.PixelShuffle(2)),
+    "upsample": after(convolution, lambda: nn.Upsample(scale_factor=2, mode="bilinear")),
+    "residual": code(
+        lambda a, b, x: functional.relu(b(a(x)) + x, inplace=True).mean((2, 3)),
+        lambda: nn.Conv2d(4, 4, 3, padding=1),
+        lambda: nn.BatchNorm2d(4),
     ),
-    "conv3d": (lambda: nn.Conv3d(2, 4, 3), pictures(2, 5, 3)),
-    "transposed1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), pictures(ndim=1)),
-    "transposed2d": (
-        lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2),
-        pictures(),
+    "squeeze-excite": code(
+        lambda a, e, x: a(x) * torch.sigmoid(e(a(x).mean((2, 3), keepdim=True))),
+        convolution,
+        lambda: nn.Conv2d(6, 6, 1),
     ),
-    "linear-3d": (lambda: nn.Linear(8, 3), sequences()),
-    "bilinear": (
-        lambda: Code(lambda m, x: m.b(x, x * 2), b=nn.Bilinear(6, 6, 3)),
-        rows(),
+}
+OF_ROWS: Nets = {
+    "bilinear": code(lambda b, x: b(x, x * 2), lambda: nn.Bilinear(6, 6, 3)),
+    "batchnorm1d": after(linear(6, 4), lambda: nn.BatchNorm1d(4)),
+    "dropout": after(linear(6, 8), lambda: nn.Dropout(0.4)),
+    "lstm-cell": code(lambda c, x: c(x)[0], lambda: nn.LSTMCell(6, 4)),
+    "gather": code(lambda p, x: p(x).gather(1, p(x).argmax(1, keepdim=True)), linear(6, 4)),
+    "take along": code(
+        lambda p, x: p(x).take_along_dim(p(x).argmax(1, keepdim=True), dim=1), linear(6, 4)
     ),
-    "batchnorm1d": (lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), rows()),
-    "batchnorm2d": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), pictures()),
-    "batchnorm-average": (lambda: nn.BatchNorm2d(4, momentum=None), pictures()),
-    "batchnorm3d": (lambda: nn.BatchNorm3d(2), pictures(2, 5, 3)),
-    "layernorm": (lambda: nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6)), sequences()),
-    "layernorm-2d": (lambda: nn.LayerNorm((7, 8)), sequences()),
-    "rmsnorm": (lambda: nn.RMSNorm(8), sequences()),
-    "groupnorm": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(3, 6)), pictures()),
-    "instancenorm": (lambda: nn.InstanceNorm2d(4, affine=True), pictures()),
-    "instancenorm-tracked": (
-        lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
-        pictures(),
+}
+OF_WORDS: Nets = {
+    "embedding": lambda: nn.Embedding(11, 6),
+    "embedding-padding": lambda: nn.Embedding(11, 6, padding_idx=3),
+    "embedding-bag": lambda: nn.EmbeddingBag(11, 6, mode="mean"),
+}
+OF_SEQUENCES: Nets = {
+    "linear-3d": linear(8, 3),
+    "layernorm": after(linear(8, 6), lambda: nn.LayerNorm(6)),
+    "layernorm-2d": lambda: nn.LayerNorm((7, 8)),
+    "rmsnorm": lambda: nn.RMSNorm(8),
+    "attention": code(lambda a, x: a(x, x, x)[0], attention()),
+    "attention-masked": code(
+        lambda a, x: a(*(x, x, x), need_weights=False, attn_mask=torch.ones(7, 7).triu(1).bool())[
+            0
+        ],
+        attention(),
     ),
-    "embedding": (lambda: nn.Embedding(11, 6), words()),
-    "embedding-padding": (lambda: nn.Embedding(11, 6, padding_idx=3), words()),
-    "embedding-bag": (lambda: nn.EmbeddingBag(11, 6, mode="mean"), words()),
-    "dropout": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4)), rows()),
-    "dropout1d": (
-        lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.Dropout1d(0.4)),
-        pictures(ndim=1),
+    "attention-padded": code(
+        lambda a, x: a(x, x, x, key_padding_mask=torch.eye(5, 7).bool())[0], attention()
     ),
-    "dropout2d": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.Dropout2d(0.4)), pictures()),
-    "max-pool": (pooled(lambda: nn.MaxPool2d(2, stride=1, padding=1)), pictures()),
-    "avg-pool": (pooled(lambda: nn.AvgPool2d(3, 2, ceil_mode=True)), pictures()),
-    "lp-pool": (pooled(lambda: nn.LPPool2d(2, 2)), pictures()),
-    "adaptive-max": (pooled(lambda: nn.AdaptiveMaxPool2d((2, 3))), pictures()),
-    "adaptive-avg": (pooled(lambda: nn.AdaptiveAvgPool2d(1)), pictures()),
-    "pool1d": (
-        lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.MaxPool1d(2), nn.AdaptiveAvgPool1d(2)),
-        pictures(ndim=1),
+    "attention-apart": code(
+        lambda a, x: a(x, x[..., :4], x[..., 4:])[0], attention(kdim=4, vdim=4)
     ),
-    "pool3d": (lambda: nn.Sequential(nn.Conv3d(2, 4, 2), nn.MaxPool3d(2)), pictures(2, 5, 3)),
-    "pixel-shuffle": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.PixelShuffle(2)), pictures()),
-    "upsample": (
-        lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.Upsample(scale_factor=2, mode="bilinear")),
-        pictures(),
+    "encoder-layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True),
+        2,
+        enable_nested_tensor=False,
     ),
-    "attention": (
-        lambda: Code(lambda m, x: m.a(x, x, x)[0], a=nn.MultiheadAttention(8, 2, batch_first=True)),
-        sequences(),
+    "decoder-layer": code(
+        lambda d, x: d(x, x * 0.5),
+        lambda: nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
     ),
-    "attention-masked": (
-        lambda: Code(
-            lambda m, x: m.a(
-                *(x, x, x),
-                need_weights=False,
-                attn_mask=torch.ones(7, 7).triu(1).bool(),
-            )[0],
-            a=nn.MultiheadAttention(8, 2, batch_first=True),
+    "sdpa": code(
+        lambda p, x: functional.scaled_dot_product_attention(
+            *p(x).reshape(5, 7, 3, 2, 4).permute(2, 0, 3, 1, 4), is_causal=True
         ),
-        sequences(),
+        linear(8, 24),
     ),
-    "attention-padded": (
-        lambda: Code(
-            lambda m, x: m.a(x, x, x, key_padding_mask=torch.eye(5, 7).bool())[0],
-            a=nn.MultiheadAttention(8, 2, batch_first=True),
-        ),
-        sequences(),
+    "lstm": lambda: nn.LSTM(8, 5, 2, batch_first=True),
+    "gru": lambda: nn.GRU(8, 5, bidirectional=True),
+    "rnn": lambda: nn.RNN(8, 5, nonlinearity="relu"),
+    "einsum": code(lambda p, x: torch.einsum("nld,nkd->nlk", p(x), x), linear(8, 8)),
+    "indexing": code(
+        lambda p, x: torch.cat([p(x)[:, 0], p(x)[:, -1, ...], p(x)[:, 1:3].sum(1)], -1),
+        linear(8, 4),
     ),
-    "attention-apart": (
-        lambda: Code(
-            lambda m, x: m.a(x, x[..., :4], x[..., 4:])[0],
-            a=nn.MultiheadAttention(8, 2, batch_first=True, kdim=4, vdim=4),
-        ),
-        sequences(),
-    ),
-    "encoder-layer": (
-        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
-        sequences(),
-    ),
-    "encoder": (
-        lambda: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True),
-            2,
-            enable_nested_tensor=False,
-        ),
-        sequences(),
-    ),
-    "decoder-layer": (
-        lambda: Code(
-            lambda m, x: m.d(x, x * 0.5),
-            d=nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
-        ),
-        sequences(),
-    ),
-    "sdpa": (
-        lambda: Code(
-            lambda m, x: functional.scaled_dot_product_attention(
-                *m.p(x).reshape(5, 7, 3, 2, 4).permute(2, 0, 3, 1, 4), is_causal=True
-            ),
-            p=nn.Linear(8, 24),
-        ),
-        sequences(),
-    ),
-    "lstm": (lambda: nn.LSTM(8, 5, 2, batch_first=True), sequences()),
-    "gru": (lambda: nn.GRU(8, 5, bidirectional=True), sequences()),
-    "rnn": (lambda: nn.RNN(8, 5, nonlinearity="relu"), sequences()),
-    "lstm-cell": (lambda: Code(lambda m, x: m.c(x)[0], c=nn.LSTMCell(6, 4)), rows()),
-    "residual": (
-        lambda: Code(
-            lambda m, x: functional.relu(m.b(m.a(x)) + x, inplace=True).mean((2, 3)),
-            a=nn.Conv2d(4, 4, 3, padding=1),
-            b=nn.BatchNorm2d(4),
-        ),
-        pictures(),
-    ),
-    "squeeze-excite": (
-        lambda: Code(
-            lambda m, x: m.a(x) * torch.sigmoid(m.e(m.a(x).mean((2, 3), keepdim=True))),
-            a=nn.Conv2d(4, 6, 3),
-            e=nn.Conv2d(6, 6, 1),
-        ),
-        pictures(),
-    ),
-    "einsum": (
-        lambda: Code(lambda m, x: torch.einsum("nld,nkd->nlk", m.p(x), x), p=nn.Linear(8, 8)),
-        sequences(),
-    ),
-    "indexing": (
-        lambda: Code(
-            lambda m, x: torch.cat([m.p(x)[:, 0], m.p(x)[:, -1, ...], m.p(x)[:, 1:3].sum(1)], -1),
-            p=nn.Linear(8, 4),
-        ),
-        sequences(),
-    ),
-    "gather": (
-        lambda: Code(
-            lambda m, x: m.p(x).gather(1, m.p(x).argmax(1, keepdim=True)), p=nn.Linear(6, 4)
-        ),
-        rows(),
-    ),
-    "take along": (
-        lambda: Code(
-            lambda m, x: m.p(x).take_along_dim(m.p(x).argmax(1, keepdim=True), dim=1),
-            p=nn.Linear(6, 4),
-        ),
-        rows(),
-    ),
+}
+NETS = {
+    name: (build, inputs)
+    for inputs, nets in (
+        (pictures(ndim=1), OF_SIGNALS),
+        (pictures(2, 5, 3), OF_VOLUMES),
+        (pictures(), OF_PICTURES),
+        (rows(), OF_ROWS),
+        (words(), OF_WORDS),
+        (sequences(), OF_SEQUENCES),
+    )
+    for name, build in nets.items()
 }
 
 
@@ -226,10 +191,9 @@ def test_operator(name: str, shared: bool) -> None:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation(name: str) -> None:
     kind = getattr(nn, name)
-    make = (lambda: kind(1)) if name == "GLU" else kind
-    build = activation(make)
-    if name == "GLU":
-        build = lambda: nn.Sequential(nn.Conv2d(4, 6, 3), kind(1))  # noqa: E731
+    build = after(convolution, kind, nn.Flatten, linear(216, 3))
+    if name == "GLU":  # halves its channels
+        build = after(convolution, lambda: kind(1))
     assert_same(train_both(build, pictures()))
 
 

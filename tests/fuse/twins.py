@@ -41,6 +41,30 @@ def square(output: Any) -> torch.Tensor:
     return functional.mse_loss(first, torch.ones_like(first) * 0.3)
 
 
+def seeded(build: Callable[[], nn.Module], count: int = COUNT) -> list[nn.Module]:
+    models = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        models.append(build())
+    return models
+
+
+def step(array: ModelArray, losses: Any) -> torch.Tensor:
+    """Step an array from every model's loss; return these."""
+    array.zero_grad()
+    array.backward(losses)
+    array.step()
+    result: torch.Tensor = losses.front().detach()
+    return result
+
+
+def step_alone(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 def train_both(
     build: Callable[[], nn.Module],
     inputs: Callable[[], tuple[Any, ...]],
@@ -55,10 +79,7 @@ def train_both(
     """`shared`: one batch for all models, else one each."""
     torch.set_default_dtype(torch.float64)
     try:
-        models = []
-        for place in range(count):
-            torch.manual_seed(place)
-            models.append(build())
+        models = seeded(build, count)
         twins = copy.deepcopy(models)
         torch.manual_seed(99)
         batches = [[inputs() for _ in range(1 if shared else count)] for _ in range(steps)]
@@ -83,12 +104,9 @@ def train_both(
 
 def _fused_step(array: ModelArray, batch: list[Any], loss: Any, shared: bool) -> torch.Tensor:
     given = batch[0] if shared else [list(values) for values in zip(*batch, strict=True)]
-    losses = array.apply_each(lambda *values: loss(array(*values)), *given)
-    array.zero_grad()
-    array.backward(losses)
-    array.step()
+    losses = step(array, array.apply_each(lambda *values: loss(array(*values)), *given))
     array.step_schedulers()
-    return losses.front().detach()
+    return losses
 
 
 def _train_alone(

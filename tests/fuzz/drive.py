@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from fuzz.sound import check_answer, check_numbers
 from stepscope import StepscopeError, UnreadableInputError
+from stepscope.changes import PREDICTED
 from stepscope.explain.engines import Here
 from stepscope.explain.rank import explain_file
-from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.predict.whatifs import parse_setting
 from stepscope.trace.discover import find_traces
 from stepscope.trace.read import ReadOptions
 from stepscope.ui.api import explain_paths
@@ -51,7 +52,7 @@ _VALUES = {
     "consistency": ("bounded:3", "eventual"),
     "gpu": ("H100", "T4"),
 }
-_WITHOUT_VALUE = {name for name, whatif in WHATIFS.items() if not whatif.takes_value}
+_WITHOUT_VALUE = {name for name, whatif in PREDICTED.items() if not whatif.takes_value}
 CHANGES = [
     *(f"{name}={value}" if value else name for name, values in _VALUES.items() for value in values),
     *sorted(_WITHOUT_VALUE),
@@ -130,4 +131,4 @@ def refused(error: StepscopeError) -> str:
     return REFUSED
 
 
-assert set(_VALUES) | _WITHOUT_VALUE == set(WHATIFS)
+assert set(_VALUES) | _WITHOUT_VALUE == set(PREDICTED)

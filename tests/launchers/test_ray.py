@@ -72,10 +72,7 @@ def test_the_folder_is_closed_once_with_the_end_of_the_block(
     class PlantedError(Exception):
         pass
 
-    with (
-        pytest.raises(PlantedError),
-        stepscope.ray.capture(tmp_path / "run") as run,
-    ):
+    with pytest.raises(PlantedError), stepscope.ray.capture(tmp_path / "run") as run:
         raise PlantedError
     run.finish()
     content = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -84,20 +84,19 @@ def about(name: str, folder: Path, one: str) -> Iterator[Question]:
 
 
 def changes() -> list[str]:
-    from stepscope.predict.whatifs import WHATIFS
-    from stepscope.records.remedies import FIX_OF, REMEDIES
+    from stepscope.changes import APPLIED_AS, CHANGES
 
-    return sorted({*WHATIFS, *REMEDIES, *FIX_OF})
+    return sorted({*CHANGES, *APPLIED_AS})
 
 
 def usual_settings() -> list[str]:
-    from stepscope.predict.whatifs import WHATIFS
+    from stepscope.changes import PREDICTED
 
     more = ["workers=8", "hosts=2", "zero=1", "latency=2", "gpu=H100 SXM", "fuse=8", "accumulate=4"]
     return more + [
         f"{name}={value}" if value else name
-        for name, whatif in WHATIFS.items()
-        for value in whatif.usual or ([""] if not whatif.takes_value else [])
+        for name, change in PREDICTED.items()
+        for value in change.usual or ([""] if not change.takes_value else [])
     ]
 
 

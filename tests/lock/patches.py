@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.fix.named_changes import ChosenFix
-from stepscope.fix.remedies import FIXES
+from stepscope.changes import APPLIED
+from stepscope.fix.named_changes import ChosenChange, load_change
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.ui.tune.patch import make_patch
 
@@ -36,13 +36,13 @@ def patches(script: Path, device: str) -> str:
 
 
 def about(facts: ScriptFacts, folder: Path) -> list[str]:
-    together: dict[str, ChosenFix] = {}
+    together: dict[str, ChosenChange] = {}
     lines: list[str] = []
-    for name in sorted(FIXES):
-        fix = FIXES[name]
-        for value in () if name in OF_MACHINE else fix.values_for(facts):
-            chosen = ChosenFix(fix, value)
-            why_not = fix.fits(facts, value)
+    for name in sorted(APPLIED):
+        change = load_change(name)
+        for value in () if name in OF_MACHINE else change.values_for(facts):
+            chosen = replace(change, value=value)
+            why_not = change.fix.fits(facts, value)
             lines.append(f"== {chosen}: {why_not or 'fits'}")
             if why_not is None:
                 lines += patch_lines(facts, [chosen], folder)
@@ -51,7 +51,7 @@ def about(facts: ScriptFacts, folder: Path) -> list[str]:
     return [*lines, *patch_lines(facts, list(together.values()), folder)]
 
 
-def patch_lines(facts: ScriptFacts, chosen: list[ChosenFix], folder: Path) -> Iterator[str]:
+def patch_lines(facts: ScriptFacts, chosen: list[ChosenChange], folder: Path) -> Iterator[str]:
     patch = make_patch(facts, chosen, folder)
     yield patch.diff or "no file changes"
     yield from (f"by hand: {words}" for words in patch.by_hand)

@@ -129,8 +129,7 @@ def test_of_several_rounds_the_best_of_each_ceiling_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loads", "rounds"),
-    [([0.1], 1), ([1.5, 0.1], 2), ([1.5, 1.4, 1.3], 3), ([None], 1)],
+    ("loads", "rounds"), [([0.1], 1), ([1.5, 0.1], 2), ([1.5, 1.4, 1.3], 3), ([None], 1)]
 )
 def test_a_busy_machine_is_measured_again_until_it_is_quiet_or_thrice(
     monkeypatch: pytest.MonkeyPatch, loads: list[float | None], rounds: int

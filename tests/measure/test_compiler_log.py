@@ -192,11 +192,7 @@ SCRIPT = """
 
 
 def run(command: list[str], cache: Path) -> str:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(cache),
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout

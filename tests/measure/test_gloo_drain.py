@@ -227,9 +227,7 @@ def test_a_window_that_is_given_up_waits_as_well(
 ) -> None:
     running: list[bool] = []
     monkeypatch.setattr(
-        windows,
-        "collectives_ended",
-        lambda **_: running.append(torch.autograd._profiler_enabled()),
+        windows, "collectives_ended", lambda **_: running.append(torch.autograd._profiler_enabled())
     )
     window.start()
     window.abandon()

@@ -480,16 +480,7 @@ def penalised() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     return net, loss
 
 
-BUILDS = (
-    mlp,
-    cnn,
-    lstm,
-    transformer,
-    checkpointed,
-    offloaded,
-    functional,
-    penalised,
-)
+BUILDS = (mlp, cnn, lstm, transformer, checkpointed, offloaded, functional, penalised)
 
 
 def trained(build: Callable[[], Any], *, watched: bool) -> tuple[list[Any], list[str]]:

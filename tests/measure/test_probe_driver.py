@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure.probe.device import driver_version
+from stepscope.measure.probe.timing import driver_version
 
 
 def test_it_is_the_cuda_version_that_traces_name_the_driver_by(

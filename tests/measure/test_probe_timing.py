@@ -9,8 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepscope.measure.probe.arguments import Recorded, find_operator  # noqa: E402
-from stepscope.measure.probe.device import split_by_marks  # noqa: E402
-from stepscope.measure.probe.timing import ProbedCall  # noqa: E402
+from stepscope.measure.probe.timing import ProbedCall, split_by_marks  # noqa: E402
 
 CPU = torch.device("cpu")
 LISTS = [[[4, 3], [5]], [[4, 3], [5]], [[4, 3], [5]]]
@@ -72,7 +71,7 @@ def test_the_host_is_timed_by_calls_in_a_row(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_mode_is_set_for_its_call_only() -> None:
-    from stepscope.measure.probe.device import math_mode
+    from stepscope.measure.probe.timing import math_mode
 
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
     with math_mode("tf32+benchmark"):

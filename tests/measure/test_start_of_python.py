@@ -58,6 +58,16 @@ def test_a_script_may_have_a_module_named_like_pythons_own(tmp_path: Path) -> No
     assert run(tmp_path, "prep.py") == "['a', 'b']\n"
 
 
+@pytest.mark.parametrize("begins", ["import importlib.util as u; u.find_spec('torch')", STEPS])
+def test_a_script_gets_its_own_module_after_capture_began(tmp_path: Path, begins: str) -> None:
+    """Capture loads Python's modules of these names, torch alone does not."""
+    for name in ("base64", "resource") if begins != STEPS else ("resource", "hmac"):
+        (tmp_path / f"{name}.py").write_text("OWN = True\n")
+        script = tmp_path / "train.py"
+        script.write_text(f"{begins}\nimport {name}\nprint({name}.OWN)\n")
+        assert run(tmp_path, "train.py") == "True\n"
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_processes_without_torch_are_noted(tmp_path: Path, plain: bool) -> None:
     run(tmp_path, "-c", "0", '"\u00fc\u20ac\U0001f40d\\', plain=plain)

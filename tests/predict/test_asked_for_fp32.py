@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
+from backward_graphs import FLOAT, graph_of
 
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
@@ -14,27 +14,22 @@ from stepscope.predict.autocast import find_wide_reads
 from stepscope.predict.engine import Bench
 from stepscope.predict.peak_memory.backward_graph import MemoryChange, hold
 from stepscope.predict.peak_memory.passes import replay_backward
-from stepscope.records.memory import CapturedBackward, CapturedMemory
+from stepscope.records.memory import CapturedMemory
 from stepscope.records.rank import MemoryInputs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 STEP_US = 4000.0
-FLOAT = "float32"
 LOGITS = [8, 100]
 # Logits [8, 100] of a product with a frozen weight, and the two operators of a cross entropy.
-GRAPH = msgspec.convert(
-    {
-        "modules": [["", "Net", 1, False]],
-        "storages": [[64, "input"], [3200, "activation"]],
-        "nodes": [
-            ["MmBackward0", 0, [[800, FLOAT]], [[-1, 0]], [["self", 0, 16, FLOAT]]],
-            ["LogSoftmaxBackward0", 0, [[800, FLOAT]], [[0, 0]], [["result", 1, 800, FLOAT]]],
-            ["NllLossBackward0", 0, [[1, FLOAT]], [[1, 0]], [["self", 1, 800, FLOAT]]],
-        ],
-    },
-    CapturedBackward,
+GRAPH = graph_of(
+    [
+        ["MmBackward0", 0, [[800, FLOAT]], [[-1, 0]], [["self", 0, 16, FLOAT]]],
+        ["LogSoftmaxBackward0", 0, [[800, FLOAT]], [[0, 0]], [["result", 1, 800, FLOAT]]],
+        ["NllLossBackward0", 0, [[1, FLOAT]], [[1, 0]], [["self", 1, 800, FLOAT]]],
+    ],
+    [[64, "input"], [3200, "activation"]],
 )
 OPERATORS = ("aten::mm", "aten::log_softmax", "aten::nll_loss")
 

@@ -9,7 +9,7 @@ import pytest
 from benches import bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import predict_change
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def context_with(folder: Path, parameter: list[int]) -> StepContext:
 
 def added_launches(context: StepContext) -> float:
     """The host's added time, in times of one launch."""
-    after = WHATIFS["precision"].apply(context, "bf16").context.graph
+    after = predict_change("precision", context, "bf16").context.graph
     before = context.graph
     return (after.host_ns - before.host_ns) / (before.host_ns / 3)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.batch_size import count_layer_runs, find_calls_of_samples
-from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.predict.whatifs import predict_change
 from stepscope.ui.topics.whatif import gain_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def bench_of(folder: Path, name: str = "aten::mm") -> Bench:
 
 
 def products_us(folder: Path, batch: str) -> list[float]:
-    tasks = WHATIFS["batch"].apply(bench_of(folder).context, batch).context.graph.tasks
+    tasks = predict_change("batch", bench_of(folder).context, batch).context.graph.tasks
     found: list[float] = (tasks.dur_ns / 1e3).tolist()
     return found
 
@@ -77,9 +77,9 @@ def test_with_fewer_samples_smaller_blocks_fill_the_device_again(tmp_path: Path)
 
 def test_half_and_half_again_is_a_quarter(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
-    half = WHATIFS["batch"].apply(bench.context, "x0.5").context
+    half = predict_change("batch", bench.context, "x0.5").context
     twice, once = (
-        WHATIFS["batch"].apply(context, value).context.graph.tasks.dur_ns
+        predict_change("batch", context, value).context.graph.tasks.dur_ns
         for context, value in ((half, "x0.5"), (bench.context, "x0.25"))
     )
     assert twice == pytest.approx(once)
@@ -88,7 +88,7 @@ def test_half_and_half_again_is_a_quarter(tmp_path: Path) -> None:
 def test_recurrent_layers_make_another_batch_doubtful(tmp_path: Path) -> None:
     """Libraries have other kernels for other numbers of rows."""
     plain, recurrent = (
-        WHATIFS["batch"].apply(bench_of(tmp_path, name).context, "x2")
+        predict_change("batch", bench_of(tmp_path, name).context, "x2")
         for name in ("aten::mm", "aten::_cudnn_rnn")
     )
     layer, *others = recurrent.context.graph.tasks.dur_ns.tolist()
@@ -122,7 +122,7 @@ def test_a_step_that_loops_over_a_layer_may_grow_by_calls_or_by_rows(tmp_path: P
     plain, loops = (looping(tmp_path, runs) for runs in (1, 100))
     assert count_layer_runs(plain.context) == 1
     assert count_layer_runs(loops.context) == 100
-    prediction = loops.predict([parse_setting("batch=x2")])
+    prediction = ask(loops, "batch=x2")
     gain = gain_of(prediction)
     assert not gain.is_sure
     assert prediction.low_ms < 1.1 * prediction.baseline_ms
@@ -162,7 +162,7 @@ def on_cpu(folder: Path, calls: list[tuple[str, Any, float, float]], *, wide: in
 def grown(bench: Bench) -> list[float]:
     """Time before each call and in it, with twice the batch over with one."""
     before = bench.context.graph.calls
-    after = WHATIFS["batch"].apply(bench.context, "x2").context.graph.calls
+    after = predict_change("batch", bench.context, "x2").context.graph.calls
     ratios: list[float] = (
         (after.call_ns + after.gap_ns) / (before.call_ns + before.gap_ns)
     ).tolist()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
+from backward_graphs import graph_of
 
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, call, kernel, op, step, write
@@ -14,7 +15,7 @@ from stepscope import read_trace
 from stepscope.predict.declaration import Refused
 from stepscope.predict.engine import Bench
 from stepscope.predict.step_spans import find_block_spans
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import predict_change
 from stepscope.records.memory import CapturedBackward, CapturedMemory
 from stepscope.records.rank import MemoryInputs
 from stepscope.step.graph import CallKind, Phase
@@ -52,8 +53,7 @@ def graph() -> CapturedBackward:
         node, kept = OPERATORS[name]
         saved = [[field, 0, 1, "float32"] for field in kept]
         nodes.append([node, place[module], [[1, "float32"]], [[number - 1, 0]], saved])
-    content = {"modules": modules, "storages": [[4, "activation"]], "nodes": nodes, "hidden": 0}
-    return msgspec.convert(content, CapturedBackward)
+    return graph_of(nodes, [[4, "activation"]], modules)
 
 
 def bench(
@@ -95,7 +95,7 @@ def bench(
 
 def recomputed_us(made: Bench) -> list[float]:
     """Kernels that the step has more, in the order of their launches."""
-    tasks = WHATIFS["checkpoint"].apply(made.context, "blocks").context.graph.tasks
+    tasks = predict_change("checkpoint", made.context, "blocks").context.graph.tasks
     found: list[float] = (tasks.dur_ns[tasks.row < 0] / 1e3).tolist()
     return found
 
@@ -111,7 +111,7 @@ def test_every_block_runs_again_whatever_its_shapes_are_and_the_head_does_not(
 
 def test_a_block_runs_again_right_before_its_own_backward(tmp_path: Path) -> None:
     made = bench(tmp_path, graph())
-    after = WHATIFS["checkpoint"].apply(made.context, "blocks").context.graph
+    after = predict_change("checkpoint", made.context, "blocks").context.graph
     backward = np.flatnonzero(after.calls.phase == Phase.BACKWARD)
     is_new = (after.calls.row[backward] < 0).tolist()
     head, block = [False], [True] * 3 + [False] * len(BLOCK)
@@ -169,13 +169,13 @@ def test_a_graph_of_another_step_says_nothing(tmp_path: Path) -> None:
     made = bench(tmp_path, other)
     assert find_block_spans(made.context) == []
     with pytest.raises(Refused, match="no repeated blocks"):
-        WHATIFS["checkpoint"].apply(made.context, "blocks")
+        predict_change("checkpoint", made.context, "blocks")
 
 
 def test_waits_of_a_block_run_again_with_it(tmp_path: Path) -> None:
     """Where the host reads a value, as experts read how many rows are theirs."""
     before = bench(tmp_path, graph(), waits=True).context
-    after = WHATIFS["checkpoint"].apply(before, "blocks").context.graph.calls
+    after = predict_change("checkpoint", before, "blocks").context.graph.calls
     assert (before.graph.calls.kind == CallKind.WAIT).sum() == 3
     again = after.kind[(after.phase == Phase.BACKWARD) & (after.row < 0)].tolist()
     assert again == [CallKind.LAUNCH, CallKind.LAUNCH, CallKind.LAUNCH, CallKind.WAIT] * 3
@@ -187,9 +187,9 @@ def test_waits_of_a_block_run_again_with_it(tmp_path: Path) -> None:
 def test_python_takes_time_for_each_tensor_that_a_block_keeps(tmp_path: Path) -> None:
     """7 of each of three blocks, then 10 more; 25 microseconds each in both passes."""
     whole = graph()
-    few = WHATIFS["checkpoint"].apply(bench(tmp_path, whole).context, "blocks")
+    few = predict_change("checkpoint", bench(tmp_path, whole).context, "blocks")
     whole.nodes[1].saved.extend(whole.nodes[1].saved * 5)
-    many = WHATIFS["checkpoint"].apply(bench(tmp_path, whole).context, "blocks")
+    many = predict_change("checkpoint", bench(tmp_path, whole).context, "blocks")
     added_ns = many.context.graph.host_ns - few.context.graph.host_ns
     assert added_ns == pytest.approx(10 * 25_000)
     assert many.doubt > 0.0

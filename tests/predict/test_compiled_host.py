@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import call, kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.compiled_step import (
@@ -158,9 +158,7 @@ def test_each_branch_is_one_more_graph_to_enter(tmp_path: Path) -> None:
 
 def test_a_step_that_the_host_paces_points_to_cuda_graphs(tmp_path: Path) -> None:
     bench = _bench(tmp_path)
-    plain, graphed = (
-        bench.predict([parse_setting(f"compile={mode}")]) for mode in ("default", "reduce-overhead")
-    )
+    plain, graphed = (ask(bench, f"compile={mode}") for mode in ("default", "reduce-overhead"))
     words = plain.assumptions[-1]
     assert words.startswith(
         "compile=default does not make this step faster: the compiled step is host-bound"
@@ -170,7 +168,7 @@ def test_a_step_that_the_host_paces_points_to_cuda_graphs(tmp_path: Path) -> Non
 
 
 def test_a_step_that_the_device_paces_does_not(tmp_path: Path) -> None:
-    found = _bench(tmp_path, product_us=50_000).predict([parse_setting("compile")])
+    found = ask(_bench(tmp_path, product_us=50_000), "compile")
     assert not any("host-bound" in one for one in found.assumptions)
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import AUTOGRAD, kernel, note, op, step, write
-from stepscope.predict.whatifs import parse_setting
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Recorded:
     def predict(self, name: str, *settings: str) -> Prediction:
         if name not in self._benches:
             self._benches[name] = bench_for(read_trace(self._folder / f"{name}.json.gz"))
-        return self._benches[name].predict([parse_setting(text) for text in settings])
+        return ask(self._benches[name], *settings)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +169,7 @@ def _split_step(number: int) -> list[Events]:
 def test_without_breaks_the_time_between_graphs_goes(tmp_path: Path) -> None:
     steps = [events for number in (1, 2, 3) for events in _split_step(number)]
     bench = bench_for(read_trace(write(tmp_path / "trace.json", *steps), cache=False))
-    found = bench.predict([parse_setting("no-breaks")])
+    found = ask(bench, "no-breaks")
     assert not found.refused
     saved_ms = found.baseline_ms - found.predicted_ms
     assert 0.15 < saved_ms < 0.32  # of 0.3 ms between the forward graphs; the profiler's part stays

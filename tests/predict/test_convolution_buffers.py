@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from backward_graphs import FLOAT, graph_of
 from msgspec.structs import replace
 
 from stepscope.predict.peak_memory.backward_graph import (
@@ -20,15 +20,11 @@ from stepscope.predict.peak_memory.peak import (
     passes_then,
     unsure_workspace,
 )
-from stepscope.records.memory import CapturedBackward, CapturedMemory, CapturedPeak, CapturedPhase
+from stepscope.records.memory import CapturedMemory, CapturedPeak, CapturedPhase
 
-FLOAT = "float32"
 # relu [800] -> convolution (weight of 90, result [400]) -> relu -> sum.
-GRAPH = msgspec.convert(
-    {
-        "modules": [["", "Net", 90, False]],
-        "storages": [[3200, "activation"], [360, "state"], [1600, "activation"]],
-        "nodes": [
+GRAPH = graph_of(
+    [
             ["ReluBackward0", 0, [[800, FLOAT]], [[-1, 0]], [["result", 0, 800, FLOAT]]],
             ["ConvolutionBackward0", 0, [[400, FLOAT]], [[0, 0], [4, 0]],
              [["input", 0, 800, FLOAT], ["weight", 1, 90, FLOAT]]],
@@ -36,8 +32,7 @@ GRAPH = msgspec.convert(
             ["SumBackward0", 0, [[1, FLOAT]], [[2, 0]], []],
             ["AccumulateGrad", -1, [[90, FLOAT]], [], []],
         ],
-    },
-    CapturedBackward,
+    [[3200, "activation"], [360, "state"], [1600, "activation"]],
 )  # fmt: skip
 INPUT, RESULT, WEIGHT = 3200, 1600, 360
 LAYOUT = ConvolutionLayout(place=1, inputs=16, outputs=8)
@@ -139,18 +134,14 @@ def test_a_larger_batch_may_get_fourier_transforms_unless_it_is_strided() -> Non
 
 # A convolution's backward, as autograd.grad(create_graph=True) makes a node of it: the gradient of
 # its result has 400 elements, its input 800.
-SECOND = msgspec.convert(
-    {
-        "modules": [["", "Net", 90, False]],
-        "storages": [[1600, "activation"], [3200, "activation"], [360, "state"]],
-        "nodes": [
+SECOND = graph_of(
+    [
             ["ConvolutionBackwardBackward0", 0, [[800, FLOAT], [1, FLOAT], [1, FLOAT]],
              [[-1, 0], [-1, 0], [1, 0]],
              [["grad_output", 0, 400, FLOAT], ["input", 1, 800, FLOAT], ["weight", 2, 90, FLOAT]]],
             ["AccumulateGrad", -1, [[90, FLOAT]], [], []],
         ],
-    },
-    CapturedBackward,
+    [[1600, "activation"], [3200, "activation"], [360, "state"]],
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from stepscope.predict.tensor_cores import (
     convolution_ns,
     dense_convolution,
 )
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import predict_change
 from stepscope.records.hardware import Ceilings
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def in_precision(
         events += op("aten::convolution", start=at + 200, dur=40, **described)
         events += kernel("sgemm_conv", start=at + 220, dur=us, launched_at=at + 205)
     trace = read_trace(write(folder / "made.json", events, device="NVIDIA H200"))
-    return WHATIFS["precision"].apply(bench_for(trace).context, value)
+    return predict_change("precision", bench_for(trace).context, value)
 
 
 def convolution_us(outcome: Outcome) -> float:

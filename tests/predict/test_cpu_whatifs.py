@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from stepscope.errors import UsageError
 from stepscope.predict.other_gpu import retime
 from stepscope.predict.other_gpu.gpu import find_gpu
 from stepscope.predict.step_context import ADAGRAD, ADAM, MOMENTUM
-from stepscope.predict.whatifs import parse_setting
 from stepscope.step.graph import Phase
 from stepscope.trace.read import read_trace
 
@@ -65,7 +64,7 @@ def bench(write_trace: Callable[..., Path]) -> Callable[..., Bench]:
 
 def test_blocks_run_again_on_a_cpu(bench: Callable[..., Bench]) -> None:
     made = bench()
-    found = made.predict([parse_setting("checkpoint=blocks")])
+    found = ask(made, "checkpoint=blocks")
     assert not found.refused
     assert "6 calls of the blocks' forward pass (1.20 ms) run again" in found.assumptions[0]
     # And Python's own cost of three blocks in both passes.
@@ -74,7 +73,7 @@ def test_blocks_run_again_on_a_cpu(bench: Callable[..., Bench]) -> None:
 
 
 def test_a_cpu_step_without_recomputation_has_none_to_stop(bench: Callable[..., Bench]) -> None:
-    found = bench().predict([parse_setting("checkpoint=none")])
+    found = ask(bench(), "checkpoint=none")
     assert found.refused == ("checkpoint=none: this step recomputes nothing",)
 
 
@@ -83,7 +82,7 @@ def test_the_batch_is_read_from_the_last_step_that_trains(bench: Callable[..., B
 
 
 def test_a_cpu_has_no_tf32(bench: Callable[..., Bench]) -> None:
-    found = bench().predict([parse_setting("precision=tf32")])
+    found = ask(bench(), "precision=tf32")
     assert found.refused == ("precision=tf32: the trace has no GPU, and a CPU has no TF32",)
 
 
@@ -105,7 +104,7 @@ def test_a_fused_update_on_a_cpu_says_what_it_rests_on(
     optimizer: str, bench: Callable[..., Bench]
 ) -> None:
     made = bench(optimizer)
-    found = made.predict([parse_setting("optimizer=fused")])
+    found = ask(made, "optimizer=fused")
     calls = made.context.graph.calls
     assert (calls.phase == Phase.OPTIMIZER).any()
     assert not any("H200" in line for line in found.assumptions)

@@ -9,7 +9,7 @@ import pytest
 from benches import bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import predict_change
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def in_bf16(folder: Path, name: str, us: float, strides: list[int]) -> Outcome:
         )
         events += kernel(name, start=at + 220, dur=us, launched_at=at + 205)
     trace = read_trace(write(folder / "made.json", events, device="NVIDIA H200"))
-    return WHATIFS["precision"].apply(bench_for(trace).context, "bf16")
+    return predict_change("precision", bench_for(trace).context, "bf16")
 
 
 def convolution_us(outcome: Outcome) -> float:

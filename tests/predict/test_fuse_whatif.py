@@ -10,12 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 import stepscope
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.declaration import Refused
 from stepscope.predict.engine import Bench
-from stepscope.predict.whatifs import parse_setting
 from stepscope.predict.whatifs.fuse import HOST_GROWTH, fuse_models
 from stepscope.records.prediction import Prediction
 
@@ -40,7 +39,7 @@ def made(folder: Path, kernels: list[tuple[float, int]], every_us: float, ranks:
 
 
 def predict(bench: Bench, models: int) -> Prediction:
-    return bench.predict([parse_setting(f"fuse={models}")])
+    return ask(bench, f"fuse={models}")
 
 
 def test_a_host_bound_step_of_small_kernels_trains_eight_in_nearly_the_time_of_one(
@@ -75,7 +74,7 @@ def test_a_busy_device_gains_little_and_the_prediction_says_so(tmp_path: Path) -
 
 def test_where_a_graph_is_as_good_the_prediction_says_so(tmp_path: Path) -> None:
     bench = made(tmp_path, [(4.0, 4)] * 40, every_us=200)
-    alone = bench.predict([parse_setting("cuda-graphs")]).predicted_ms
+    alone = ask(bench, "cuda-graphs").predicted_ms
     few = predict(bench, 2)
     assert alone < few.predicted_ms / 2
     assert any(

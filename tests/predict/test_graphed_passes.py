@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import graph, kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.compiled_step import find_compiled_launches, launch_as_graphs
 from stepscope.predict.kernel_costs import COMPILED_SPACING_NS, LAUNCH_NS, PER_NODE_NS
-from stepscope.predict.whatifs import parse_setting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +61,7 @@ def test_one_launch_for_each_compiled_graph(tmp_path: Path) -> None:
 
 
 def test_a_host_that_launches_too_slowly_no_longer_decides(tmp_path: Path) -> None:
-    prediction = _bench(tmp_path).predict([parse_setting("compile=reduce-overhead")])
+    prediction = ask(_bench(tmp_path), "compile=reduce-overhead")
     assert not prediction.refused
     assert prediction.predicted_ms < 0.5 * prediction.baseline_ms
     assert "40 launches of compiled code become 2 CUDA graphs" in prediction.assumptions[0]
@@ -70,7 +69,7 @@ def test_a_host_that_launches_too_slowly_no_longer_decides(tmp_path: Path) -> No
 
 def test_what_is_compiled_is_not_compiled_again(tmp_path: Path) -> None:
     for value in ("", "=default", "=max-autotune-no-cudagraphs"):
-        refused = _bench(tmp_path).predict([parse_setting(f"compile{value}")]).refused
+        refused = ask(_bench(tmp_path), f"compile{value}").refused
         assert "compiled already" in refused[0]
 
 
@@ -83,12 +82,12 @@ def test_graphs_that_are_replayed_already_are_refused(tmp_path: Path) -> None:
         kernels = [kernel("triton_poi", start=at + 90 + 6 * n, dur=5) for n in range(KERNELS)]
         events += graph(kernels, launched_at=at + 60)
     bench = bench_for(read_trace(write(tmp_path / "made.json", events, device="NVIDIA H200")))
-    refused = bench.predict([parse_setting("compile=reduce-overhead")]).refused
+    refused = ask(bench, "compile=reduce-overhead").refused
     assert "launches kernels one by one" in refused[0]
 
 
 @pytest.mark.parametrize("value", ["reduce-overhead", "max-autotune"])
 def test_modes_with_cuda_graphs(tmp_path: Path, value: str) -> None:
-    prediction = _bench(tmp_path).predict([parse_setting(f"compile={value}")])
+    prediction = ask(_bench(tmp_path), f"compile={value}")
     tuned = any("autotuning" in assumption for assumption in prediction.assumptions)
     assert tuned is (value == "max-autotune")

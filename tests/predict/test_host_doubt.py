@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import call, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.whatifs import parse_setting
 from stepscope.records.rank import MeasuredSteps
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def bench(folder: Path, *, waits: bool, step_us: float | None = None) -> Bench:
 
 
 def unchanged(made: Bench) -> Prediction:
-    return made.predict([parse_setting("scale=.*:1")])
+    return ask(made, "scale=.*:1")
 
 
 def width(found: Prediction) -> float:

@@ -9,7 +9,8 @@ import pytest
 from ddp_steps import MB, calibration, cpu_trace, ddp_trace, truth
 from msgspec.structs import replace
 
-from benches import bench_for
+from benches import ask, bench_for
+from stepscope.changes import CHANGES
 from stepscope.errors import UsageError
 from stepscope.predict.collective_times import (
     Hop,
@@ -18,8 +19,8 @@ from stepscope.predict.collective_times import (
     ring_over_hosts,
 )
 from stepscope.predict.planned_exchange import spans_hosts
-from stepscope.predict.whatifs import find_whatif, parse_setting
-from stepscope.predict.whatifs.more_workers import parse_hosts
+from stepscope.predict.whatifs import parse_setting
+from stepscope.predict.whatifs.ranks import parse_hosts
 from stepscope.records.job import Clock, Job, RankTimes, Stragglers
 from stepscope.step.work import Kind
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from stepscope.predict.engine import Bench
     from stepscope.records.hardware import Profile
-    from stepscope.records.prediction import Prediction
 
 SLOW = Hop(alpha_ns=1000.0, beta_ns_per_byte=1.0)
 FAST = Hop(alpha_ns=100.0, beta_ns_per_byte=0.01)
@@ -45,10 +45,6 @@ def job_on(*hosts: str | None) -> Job:
         exposed_comm_ns=steps * 0, clock=Clock(aligned=False), collectives=(), arrivals=(),
         stragglers=Stragglers(verdict="none"), path=None, lanes=None,
     )  # fmt: skip
-
-
-def ask(bench: Bench, *settings: str) -> Prediction:
-    return bench.predict([parse_setting(setting) for setting in settings])
 
 
 def comm_us(bench: Bench, *settings: str) -> float:
@@ -251,8 +247,8 @@ def test_rates_count_bytes_or_bits(text: str, bytes_s: float) -> None:
 
 
 def test_it_is_called_what_people_call_it() -> None:
-    assert find_whatif("hosts").describe("8") == "8 hosts"
-    assert find_whatif("hosts").describe("8:10GB/s") == "8 hosts (links of 10.0 GB/s)"
+    assert CHANGES["hosts"].describe("8") == "8 hosts"
+    assert CHANGES["hosts"].describe("8:10GB/s") == "8 hosts (links of 10.0 GB/s)"
 
 
 def test_older_calibrations_show_their_hosts_by_their_groups() -> None:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.stalls import StepStalls
-from stepscope.predict.whatifs import parse_setting
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.run import RankRun, Stall, StepTimes
 
@@ -97,7 +96,7 @@ def test_the_trace_shows_what_longer_steps_do_more(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     assert bench.context.stalls is not None
     assert bench.context.stalls.work_share == pytest.approx(1.0)
-    half = bench.predict([parse_setting("scale=work|more:0.5")])
+    half = ask(bench, "scale=work|more:0.5")
     kept = half.stall_ms / half.baseline_stall_ms
     typical_ms = half.predicted_ms - half.stall_ms
     assert kept == pytest.approx(typical_ms / TYPICAL_MS, rel=0.01)
@@ -106,14 +105,14 @@ def test_the_trace_shows_what_longer_steps_do_more(tmp_path: Path) -> None:
 
 
 def test_without_stalls_longer_steps_stay(tmp_path: Path) -> None:
-    refusal = bench_of(tmp_path).predict([parse_setting("no-stalls")]).refused
+    refusal = ask(bench_of(tmp_path), "no-stalls").refused
     assert "no stalls" in refusal[0]
-    assert bench_of(tmp_path, more_work=False).predict([parse_setting("no-stalls")]).stall_ms == 0
+    assert ask(bench_of(tmp_path, more_work=False), "no-stalls").stall_ms == 0
 
 
 def test_more_passes_have_longer_steps_as_often(tmp_path: Path) -> None:
     """accumulate=2 repeats the typical step and what longer steps do more: nothing is left over."""
-    twice = bench_of(tmp_path).predict([parse_setting("accumulate=2")])
+    twice = ask(bench_of(tmp_path), "accumulate=2")
     typical = (twice.predicted_ms - twice.stall_ms) / (twice.baseline_ms - twice.baseline_stall_ms)
     assert twice.stall_ms / twice.baseline_stall_ms == pytest.approx(typical, rel=0.01)
 
@@ -121,7 +120,5 @@ def test_more_passes_have_longer_steps_as_often(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("more_work", "period"), [(False, 3), (True, None)])
 def test_other_stalls_stay_as_they_are(tmp_path: Path, more_work: bool, period: int | None) -> None:
     """The device waits in them, or they come now and then."""
-    half = bench_of(tmp_path, more_work=more_work, period=period).predict(
-        [parse_setting("scale=work|more:0.5")]
-    )
+    half = ask(bench_of(tmp_path, more_work=more_work, period=period), "scale=work|more:0.5")
     assert half.stall_ms == half.baseline_stall_ms

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
 from stepscope.predict.engine import Bench
 from stepscope.predict.step_context import ADAM, MOMENTUM, PLAIN, UpdateRule, current_form
-from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.predict.whatifs import predict_change
 from stepscope.predict.whatifs.checkpoint import count_blocks
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
 
 def us(bench: Bench, name: str, value: str) -> list[float]:
     """Of every kernel of the trace, after the change."""
-    tasks = WHATIFS[name].apply(bench.context, value).context.graph.tasks
+    tasks = predict_change(name, bench.context, value).context.graph.tasks
     found: list[float] = (tasks.dur_ns[tasks.row >= 0] / 1e3).tolist()
     return found
 
@@ -180,7 +180,7 @@ def test_a_convolutions_gradient_of_weights_sums_over_twice_the_samples(
 
 def test_a_cuda_graphs_kernels_are_a_microsecond_apart(bench: Callable[..., Bench]) -> None:
     many = [("aten::relu", [IMAGES], 50.0)] * 5
-    graph = WHATIFS["cuda-graphs"].apply(bench(*many).context, "").context.graph
+    graph = predict_change("cuda-graphs", bench(*many).context, "").context.graph
     assert graph.tasks.spacing_ns.tolist() == [1000.0] * 5
     assert len(graph.calls) == 1
 
@@ -231,7 +231,7 @@ def test_an_optimizers_rule_is_known_by_its_name_and_what_it_runs(
 
 def test_what_has_no_fused_form_is_refused(tmp_path: Path) -> None:
     made = stepped(tmp_path, "RMSprop", "aten::_foreach_mul_", "aten::_foreach_addcdiv_")
-    found = made.predict([parse_setting("optimizer=fused")])
+    found = ask(made, "optimizer=fused")
     assert found.refused == ("optimizer=fused: PyTorch has no fused form of RMSprop",)
 
 
@@ -266,7 +266,7 @@ def test_a_product_that_runs_many_times_in_a_block_does_not_hide_the_block(
 
 def test_what_was_not_changed_is_there_again(bench: Callable[..., Bench]) -> None:
     found = bench(("aten::relu", [IMAGES], 50.0), ("aten::mm", [[64, 64], [64, 64]], 10.0))
-    same = WHATIFS["scale"].apply(found.context, ".*:1").context.graph
+    same = predict_change("scale", found.context, ".*:1").context.graph
     assert np.array_equal(same.tasks.dur_ns, found.context.graph.tasks.dur_ns)
 
 
@@ -290,7 +290,7 @@ def _accumulating(folder: Path, micro_batches: int) -> Bench:
 def test_accumulation_counts_the_micro_batches_that_are_there(
     tmp_path: Path, now: int, asked: int, factor: int
 ) -> None:
-    found = _accumulating(tmp_path, now).predict([parse_setting(f"accumulate={asked}")])
+    found = ask(_accumulating(tmp_path, now), f"accumulate={asked}")
     step_of = {many: 4000 * many + 500 for many in (now, asked)}
     assert found.predicted_ms / found.baseline_ms == pytest.approx(
         step_of[asked] / step_of[now], rel=0.01
@@ -305,5 +305,5 @@ def test_accumulation_counts_the_micro_batches_that_are_there(
 def test_accumulation_refuses_what_is_there_and_what_does_not_divide(
     tmp_path: Path, asked: int
 ) -> None:
-    found = _accumulating(tmp_path, 4).predict([parse_setting(f"accumulate={asked}")])
+    found = ask(_accumulating(tmp_path, 4), f"accumulate={asked}")
     assert "already has 4 micro-batches" in found.refused[0]

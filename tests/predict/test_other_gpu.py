@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 import stepscope
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
@@ -42,7 +42,6 @@ from stepscope.predict.other_gpu.step import (
     start_ns,
     table_gpus,
 )
-from stepscope.predict.whatifs import parse_setting
 from stepscope.records.hardware import Profile
 from stepscope.trace.machine_profiles import save_profile
 
@@ -304,7 +303,7 @@ def product_step(folder: Path, device: str = "NVIDIA H200", every_us: float = 60
 
 def test_a_step_on_its_own_gpu_is_unchanged(tmp_path: Path) -> None:
     bench = product_step(tmp_path)
-    same = bench.predict([parse_setting("gpu=H200")])
+    same = ask(bench, "gpu=H200")
     now = bench.predict([])
     assert same.predicted_ms == now.predicted_ms
     assert (same.low_ms, same.high_ms) == (now.low_ms, now.high_ms)
@@ -328,7 +327,7 @@ def test_a_slower_gpu_takes_longer_and_the_whole_is_its_parts(tmp_path: Path) ->
 def test_gpus_and_whatif_say_the_same(tmp_path: Path) -> None:
     bench = product_step(tmp_path)
     (row,) = compare_gpus(bench, [find_gpu("L4")]).gpus
-    whatif = bench.predict([parse_setting("gpu=L4")])
+    whatif = ask(bench, "gpu=L4")
     assert row.step_ms == pytest.approx(whatif.predicted_ms)
     assert row.low_ms == pytest.approx(whatif.low_ms)
     assert row.high_ms == pytest.approx(whatif.high_ms)
@@ -336,7 +335,7 @@ def test_gpus_and_whatif_say_the_same(tmp_path: Path) -> None:
 
 def test_a_gpu_without_the_steps_units_is_refused(tmp_path: Path) -> None:
     bench = product_step(tmp_path)
-    prediction = bench.predict([parse_setting("gpu=T4")])
+    prediction = ask(bench, "gpu=T4")
     assert not prediction.applied
     assert "no bf16 units" in prediction.refused[0]
     (row,) = compare_gpus(bench, [find_gpu("T4")]).gpus
@@ -375,14 +374,14 @@ def test_a_faster_gpu_leaves_the_host_to_decide(tmp_path: Path) -> None:
 def test_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:
     bench = product_step(tmp_path)
     with pytest.raises(UsageError, match=r"did you mean .*H100.*calibrate"):
-        bench.predict([parse_setting("gpu=HH100")])
+        ask(bench, "gpu=HH100")
     with pytest.raises(UsageError, match="give a GPU or a file"):
-        bench.predict([parse_setting("gpu")])
+        ask(bench, "gpu")
 
 
 def test_a_trace_of_an_unknown_gpu_or_of_none_is_refused(tmp_path: Path, golden: Path) -> None:
     bench = product_step(tmp_path, device="NVIDIA Whatever 9000")
-    assert "not in the table" in bench.predict([parse_setting("gpu=L4")]).refused[0]
+    assert "not in the table" in ask(bench, "gpu=L4").refused[0]
     with pytest.raises(NotCapturedError, match="no GPU"):
         stepscope.whatif(golden / "cpu_step.json.gz", "gpu=L4")
 

@@ -42,7 +42,7 @@ def bench(folder: Path, words: int, gemm: str = "gemm") -> Bench:
 
 def in_bf16_ms(folder: Path, words: int) -> tuple[list[float], list[float]]:
     """The products by themselves, and padded."""
-    context = precision.apply(bench(folder, words).context, "bf16").context
+    context = precision.predict(bench(folder, words).context, "bf16").context
     tasks = context.graph.tasks
     products = tasks.row >= 0
     padded = pad_products(context, tasks.dur_ns)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from backward_graphs import FLOAT, graph_of
 
 from stepscope.predict.peak_memory.backward_graph import (
     AutocastRule,
@@ -31,14 +32,10 @@ from stepscope.records.memory import (
     Memory,
 )
 
-FLOAT = "float32"
 # x [10] -> norm (weight of 10) -> linear (weight of 200, result [20]) -> relu -> sum; the batch x
 # needs no gradient.
-GRAPH = msgspec.convert(
-    {
-        "modules": [["", "Net", 210, False]],
-        "storages": [[40, "input"], [40, "activation"], [800, "state"], [80, "activation"]],
-        "nodes": [
+GRAPH = graph_of(
+    [
             ["NativeLayerNormBackward0", 0, [[10, FLOAT]], [[-1, 0], [4, 0]],
              [["input", 0, 10, FLOAT]]],
             ["MmBackward0", 0, [[20, FLOAT]], [[0, 0], [5, 0]],
@@ -48,9 +45,7 @@ GRAPH = msgspec.convert(
             ["AccumulateGrad", -1, [[10, FLOAT]], [], []],
             ["AccumulateGrad", -1, [[200, FLOAT]], [], []],
         ],
-        "hidden": 0,
-    },
-    CapturedBackward,
+    [[40, "input"], [40, "activation"], [800, "state"], [80, "activation"]],
 )  # fmt: skip
 
 
@@ -82,20 +77,15 @@ def test_twice_the_batch_leaves_weights_as_they_are() -> None:
 
 
 # A product with a frozen weight; its result [20] times weights [2] that are broadcast; a sum.
-BROADCAST = msgspec.convert(
-    {
-        "modules": [["", "Net", 2, False]],
-        "storages": [[40, "input"], [80, "activation"], [8, "state"]],
-        "nodes": [
+BROADCAST = graph_of(
+    [
             ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], [["self", 0, 10, FLOAT]]],
             ["MulBackward0", 0, [[20, FLOAT]], [[0, 0], [3, 0]],
              [["self", 1, 20, FLOAT], ["other", 2, 2, FLOAT]]],
             ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
             ["AccumulateGrad", -1, [[2, FLOAT]], [], []],
         ],
-        "hidden": 0,
-    },
-    CapturedBackward,
+    [[40, "input"], [80, "activation"], [8, "state"]],
 )  # fmt: skip
 
 
@@ -113,9 +103,8 @@ def test_products_in_bf16_cast_what_a_recurrent_layer_gives_in_fp16(
         ["CudnnRnnBackward0", 0, [[20, FLOAT]], [[1, 0]], [["input", 2, 20, FLOAT]]],
     ]
     storages = [[80, "activation"], [20, "activation"], [80, "activation"]]
-    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
     change = MemoryChange(autocast=True, autocast_dtype=dtype)
-    held = hold(msgspec.convert(graph, CapturedBackward), "cuda", change)
+    held = hold(graph_of(nodes, storages), "cuda", change)
     assert sum(value.is_copy for value in held.values) == copies
     # The layer's result, dropout's mask, dropout's result; copies are as narrow.
     assert held.kept_bytes == 40 + 20 + 40 + 40 * copies
@@ -129,8 +118,7 @@ def largest_of(name: str, saved: list[Any]) -> CapturedBackward:
         ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
     ]
     storages = [[40, "input"], [80, "activation"], [8, "activation"]]
-    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
-    return msgspec.convert(graph, CapturedBackward)
+    return graph_of(nodes, storages)
 
 
 AMAX = [["result", 2, 2, FLOAT], ["self", 1, 20, FLOAT]]
@@ -165,8 +153,7 @@ def test_the_gradient_of_a_softmax_on_a_gpu_begins_with_a_product_in_fp32(
         ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
     ]
     storages = [[80, "activation"]]
-    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
-    softmax = msgspec.convert(graph, CapturedBackward)
+    softmax = graph_of(nodes, storages)
     wide = hold(softmax, device, MemoryChange())
     assert replay_backward(wide, keeps_gradients=False).peak_bytes == 3 * 80 + product
     if device == "cuda":  # softmax stays in fp32
@@ -182,8 +169,7 @@ def test_a_fused_recurrent_cell_runs_in_the_narrow_dtype() -> None:
         ["ThnnFusedLstmCellBackward0", 0, [[10, FLOAT]] * 2, [[0, 0], [-1, 0]], saved],
     ]
     storages = [[40, "activation"], [160, "activation"], [160, "activation"]]
-    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
-    held = hold(msgspec.convert(graph, CapturedBackward), "cuda", MemoryChange(autocast=True))
+    held = hold(graph_of(nodes, storages), "cuda", MemoryChange(autocast=True))
     assert held.widths == [[2], [2, 2]]
     assert held.kept_bytes == 2 * (10 + 40 + 40)
 
@@ -220,8 +206,7 @@ def test_inside_a_cross_entropy_the_softmax_keeps_its_inputs_dtype(after: str, w
         ["LogSoftmaxBackward0", 0, [[20, FLOAT]], [[0, 0]], []],
         [after, 0, [[1, FLOAT]], [[1, 0]], []],
     ]
-    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
-    graph = msgspec.convert(content, CapturedBackward)
+    graph = graph_of(nodes)
     widths = autocast_widths(graph, autocast_rules(graph, "cuda"))
     assert widths == [[2], [width], [4]]
 
@@ -244,8 +229,7 @@ def test_an_fp32_value_that_the_script_casts_takes_the_dtype_of_what_it_meets(
         ["UnsqueezeBackward0", 0, [[10, FLOAT]], [[1, 0]], []],
         ["MulBackward0", 0, [[20, FLOAT]], [[0, 0], [2, 0]], []],
     ]
-    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
-    graph = msgspec.convert(content, CapturedBackward)
+    graph = graph_of(nodes)
     widths = autocast_widths(graph, autocast_rules(graph, "cuda"), frozenset(asked))
     assert widths[3] == [width]
 
@@ -256,8 +240,7 @@ def test_a_narrow_value_that_the_script_casts_to_fp32_widens_what_it_meets() -> 
         ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], []],
         ["MulBackward0", 0, [[20, FLOAT]], [[0, 0], [1, 0]], []],
     ]
-    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
-    graph = msgspec.convert(content, CapturedBackward)
+    graph = graph_of(nodes)
     assert autocast_widths(graph, autocast_rules(graph, "cuda"), frozenset({(2, 1)}))[2] == [4]
 
 
@@ -284,8 +267,7 @@ def test_an_activation_that_blocks_share_belongs_to_the_block_that_calls_it() ->
         ["ReluBackward0", paths.index(path), [[4, FLOAT]], [[place - 1, 0]], []]
         for place, path in enumerate(order)
     ]
-    content = {"modules": modules, "storages": [], "nodes": nodes}
-    assert block_of_nodes(msgspec.convert(content, CapturedBackward)) == [0, 0, 0, -1, 1, 1, 1]
+    assert block_of_nodes(graph_of(nodes, [], modules)) == [0, 0, 0, -1, 1, 1, 1]
 
 
 def captured(peak_phase: str = "backward", allocated: int = 5_000) -> CapturedMemory:

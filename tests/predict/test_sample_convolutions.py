@@ -11,7 +11,7 @@ from benches import bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.tensor_cores import find_sample_convolutions
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import predict_change
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_filter_that_is_no_parameter_is_a_result(tmp_path: Path) -> None:
 
 def test_it_grows_with_the_samples_though_its_blocks_do_not(tmp_path: Path) -> None:
     """Five blocks of the layer become ten, on 132 multiprocessors: no longer."""
-    outcome = WHATIFS["batch"].apply(bench_of(tmp_path).context, "x2")
+    outcome = predict_change("batch", bench_of(tmp_path).context, "x2")
     layer, samples = (outcome.context.graph.tasks.dur_ns / 1e3).tolist()
     assert (layer, samples) == pytest.approx((LAYER_US, 2 + 2 * (SAMPLES_US - 2)))
     assert outcome.doubt == pytest.approx(0.4 * samples / (layer + samples), rel=0.02)
@@ -79,7 +79,7 @@ def test_it_grows_with_the_samples_though_its_blocks_do_not(tmp_path: Path) -> N
 
 def test_in_another_dtype_it_takes_between_one_block_at_peak_and_now(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
-    outcome = WHATIFS["precision"].apply(bench.context, "tf32")
+    outcome = predict_change("precision", bench.context, "tf32")
     layer, samples = (outcome.context.graph.tasks.dur_ns / 1e3).tolist()
     assert layer < LAYER_US / 5
     assert samples == pytest.approx(math.sqrt(BLOCK_US * SAMPLES_US), rel=0.001)
@@ -87,8 +87,8 @@ def test_in_another_dtype_it_takes_between_one_block_at_peak_and_now(tmp_path: P
 
 def test_the_interval_reaches_to_what_it_takes_now(tmp_path: Path) -> None:
     """As far as the step shows it: a host that needs 20 ms hides it."""
-    outcome = WHATIFS["precision"].apply(bench_of(tmp_path, host_us=600).context, "tf32")
+    outcome = predict_change("precision", bench_of(tmp_path, host_us=600).context, "tf32")
     layer, samples = (outcome.context.graph.tasks.dur_ns / 1e3).tolist()
     reach = math.log((layer + SAMPLES_US) / (layer + samples)) / 2
     assert outcome.doubt == pytest.approx(reach, rel=0.05)
-    assert WHATIFS["precision"].apply(bench_of(tmp_path).context, "tf32").doubt < 0.02
+    assert predict_change("precision", bench_of(tmp_path).context, "tf32").doubt < 0.02

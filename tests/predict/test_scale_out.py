@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from benches import bench_for
+from benches import ask, bench_for
 from measured import read_measured_steps
 from stepscope import read_trace
 from stepscope.errors import UsageError
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.records.hardware import Profile
-    from stepscope.records.prediction import Prediction
 
 
 def cpu_bench(folder: Path, *profiles: Profile, shape: tuple[int, int] = (512, 512)) -> Bench:
@@ -47,10 +46,6 @@ def cpu_bench(folder: Path, *profiles: Profile, shape: tuple[int, int] = (512, 5
     return bench_for(
         trace, measured=truth(*[4500] * 9), calibrations=profiles or (calibration(lost=0.0),)
     )
-
-
-def ask(bench: Bench, *settings: str) -> Prediction:
-    return bench.predict([parse_setting(setting) for setting in settings])
 
 
 # The slowest of several

@@ -9,10 +9,9 @@ import pytest
 from ddp_steps import calibration, gpu_trace
 from msgspec.structs import replace
 
-from benches import bench_for
+from benches import ask, bench_for
 from stepscope import UsageError
 from stepscope.predict.stalls import describe_stalls, find_stalls, share_stalls
-from stepscope.predict.whatifs import parse_setting
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.run import STALL_CAUSES, RankRun, Stall, StepSeries, StepTimes
 
@@ -61,7 +60,7 @@ def a_bench(folder: Path, *stalls: Stall, doubt_ms: float = 0.0) -> Bench:
 
 
 def predict(bench: Bench, *settings: str) -> Prediction:
-    return bench.predict([parse_setting(text) for text in settings])
+    return ask(bench, *settings)
 
 
 def test_the_baseline_is_the_mean_step(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from backward_graphs import FLOAT, graph_of
 
 from stepscope.predict.peak_memory.backward_graph import MemoryChange
 from stepscope.predict.peak_memory.passes import (
@@ -17,19 +18,14 @@ from stepscope.predict.peak_memory.passes import (
 from stepscope.predict.peak_memory.peak import find_workspace, later_peak, passes_then
 from stepscope.records.memory import CapturedBackward, CapturedMemory, CapturedPeak, CapturedPhase
 
-FLOAT = "float32"
 # A product with a frozen weight gives logits [100] that nobody keeps; log_softmax keeps its result.
-GRAPH = msgspec.convert(
-    {
-        "modules": [["", "Net", 0, False]],
-        "storages": [[40, "activation"], [400, "activation"]],
-        "nodes": [
-            ["MmBackward0", 0, [[100, FLOAT]], [[-1, 0]], [["self", 0, 10, FLOAT]]],
-            ["LogSoftmaxBackward0", -1, [[100, FLOAT]], [[0, 0]], [["result", 1, 100, FLOAT]]],
-            ["NllLossBackward0", -1, [[1, FLOAT]], [[1, 0]], [["self", 1, 100, FLOAT]]],
-        ],
-    },
-    CapturedBackward,
+GRAPH = graph_of(
+    [
+        ["MmBackward0", 0, [[100, FLOAT]], [[-1, 0]], [["self", 0, 10, FLOAT]]],
+        ["LogSoftmaxBackward0", -1, [[100, FLOAT]], [[0, 0]], [["result", 1, 100, FLOAT]]],
+        ["NllLossBackward0", -1, [[1, FLOAT]], [[1, 0]], [["self", 1, 100, FLOAT]]],
+    ],
+    [[40, "activation"], [400, "activation"]],
 )
 KEPT = 40 + 400
 STATES, GRADIENTS = 1_000, 300

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from explain.build import kernel, step, write
 from explain.cpu_steps import CROWDED, LARGE, SECOND, SMALL, counters, load_of, steps
 from stepscope import read_trace
 from stepscope.errors import UsageError
-from stepscope.predict.whatifs import parse_setting
 from stepscope.records.job import RankFolder
 from stepscope.records.rank import MeasuredSteps
 
@@ -38,7 +37,7 @@ def predicted(
         steps=9, steps_ns=(ns,) * 9, step_ns=ns, wall_ns=ns, device_ns=None, phases_ns={}
     )
     folder = RankFolder(load=load)
-    return bench_for(trace, measured=truth, folder=folder).predict([parse_setting(setting)])
+    return ask(bench_for(trace, measured=truth, folder=folder), setting)
 
 
 def test_idle_cores_share_long_operators(tmp_path: Path) -> None:
@@ -118,7 +117,4 @@ def test_an_accelerators_step_is_refused(tmp_path: Path) -> None:
         for n in range(4)
     ]
     trace = read_trace(write(tmp_path / "trace.json", *events), cache=False)
-    assert (
-        "does not compute on the CPU"
-        in bench_for(trace).predict([parse_setting("threads=2")]).refused[0]
-    )
+    assert "does not compute on the CPU" in ask(bench_for(trace), "threads=2").refused[0]

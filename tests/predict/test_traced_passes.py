@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
+from backward_graphs import FLOAT, graph_of
 
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, note, op, step, write
@@ -16,7 +16,6 @@ from stepscope.predict.peak_memory.backward_graph import ConvolutionLayout
 from stepscope.predict.peaks import find_traced_passes, why_unsure
 from stepscope.records.memory import (
     BatchLine,
-    CapturedBackward,
     CapturedMemory,
     CapturedPeak,
     CapturedPhase,
@@ -31,18 +30,13 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.predict.peak_memory.passes import TracedPasses
 
-FLOAT = "float32"
 STEP_US = 2000.0
-GRAPH = msgspec.convert(
-    {
-        "modules": [["", "Net", 1, False]],
-        "storages": [],
-        "nodes": [
-            ["ConvolutionBackward0", 0, [[800, FLOAT]], [[-1, 0]], []],
-            ["ReluBackward0", 0, [[800, FLOAT]], [[0, 0]], []],
-        ],
-    },
-    CapturedBackward,
+GRAPH = graph_of(
+    [
+        ["ConvolutionBackward0", 0, [[800, FLOAT]], [[-1, 0]], []],
+        ["ReluBackward0", 0, [[800, FLOAT]], [[0, 0]], []],
+    ],
+    [],
 )
 SHAPES = [[2, 3, 10, 10], [4, 3, 3, 3]]
 STRIDES = [[300, 100, 10, 1], [27, 9, 3, 1]]
@@ -140,15 +134,11 @@ def test_a_transposed_convolution_has_its_inputs_first(tmp_path: Path) -> None:
 def of_second_backward(input_elements: int) -> CapturedMemory:
     """A graph that the trace's nodes do not match: backward was differentiated."""
     kept = [["input", 0, input_elements, FLOAT], ["weight", 0, 108, FLOAT]]
-    content = {
-        "modules": [["", "Net", 1, False]],
-        "storages": [[0, "activation"]],
-        "nodes": [
-            ["ReluBackward0", 0, [[600, FLOAT]], [[-1, 0]], []],
-            ["ConvolutionBackwardBackward0", 0, [[600, FLOAT]], [[0, 0]], kept],
-        ],
-    }
-    return CapturedMemory(device="cuda", graph=msgspec.convert(content, CapturedBackward))
+    nodes = [
+        ["ReluBackward0", 0, [[600, FLOAT]], [[-1, 0]], []],
+        ["ConvolutionBackwardBackward0", 0, [[600, FLOAT]], [[0, 0]], kept],
+    ]
+    return CapturedMemory(device="cuda", graph=graph_of(nodes, [[0, "activation"]]))
 
 
 def test_without_matching_nodes_sizes_tell_which_call_a_convolution_is(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
+from backward_graphs import FLOAT, graph_of
 
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
@@ -14,7 +14,7 @@ from stepscope.predict.autocast import find_attention_nodes
 from stepscope.predict.engine import Bench
 from stepscope.predict.peak_memory.backward_graph import MemoryChange, hold
 from stepscope.predict.peak_memory.passes import replay_backward
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import predict_change
 from stepscope.records.memory import CapturedBackward, CapturedMemory
 from stepscope.records.rank import MemoryInputs
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 STEP_US = 4000.0
 QUERY, KEY = [8, 16, 512, 64], [8, 4, 512, 64]  # four heads of the query share one of the key
 MASK = [8, 1, 512, 512]
-FLOAT = "float32"
 NODES = ("BmmBackward0", "SafeSoftmaxBackward0", "BmmBackward0")
 HEAD = [[4096, 1024], [1024, 1024]]
 
@@ -68,7 +67,10 @@ def bench(
 
 def traced_kernels(made: Bench, value: str) -> list[str]:
     """That are left after the change."""
-    graph, trace = WHATIFS["precision"].apply(made.context, value).context.graph, made.context.trace
+    graph, trace = (
+        predict_change("precision", made.context, value).context.graph,
+        made.context.trace,
+    )
     rows = graph.tasks.row[graph.tasks.row >= 0]
     return [trace.strings[trace.device.name[row]] for row in rows.tolist()]
 
@@ -81,7 +83,7 @@ def test_in_bf16_one_kernel_is_left_of_forward_and_three_of_backward(tmp_path: P
 
 def test_their_launches_no_longer_cost_the_host(tmp_path: Path) -> None:
     made = bench(tmp_path)
-    after = WHATIFS["precision"].apply(made.context, "bf16").context.graph
+    after = predict_change("precision", made.context, "bf16").context.graph
     kept = after.calls.row >= 0
     assert len(made.context.graph.calls) - int(kept.sum()) == 2 + 3
     own = after.calls.gap_ns[kept] + after.calls.call_ns[kept]
@@ -109,8 +111,7 @@ def graph() -> CapturedBackward:
         ["SumBackward0", 0, [[1, FLOAT]], [[5, 0]], []],
     ]  # fmt: skip
     storages = [[40, "activation"], [40, "activation"], [400, "activation"], [40, "activation"]]
-    content = {"modules": [["", "Net", 1, False]], "storages": storages, "nodes": whole}
-    return msgspec.convert(content, CapturedBackward)
+    return graph_of(whole, storages)
 
 
 def kept_and_peak(**change: Any) -> tuple[float, float]:
@@ -134,6 +135,5 @@ def test_of_single_operators_it_keeps_the_scores_in_fp32() -> None:
 
 def test_the_nodes_of_the_graph_are_found_by_the_trace(tmp_path: Path) -> None:
     nodes = [[name, 0, [[10, FLOAT]], [], []] for name in (*NODES, "MmBackward0")]
-    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
-    captured = msgspec.convert(content, CapturedBackward)
+    captured = graph_of(nodes)
     assert find_attention_nodes(bench(tmp_path, graph=captured).context) == ((0, 1, 2),)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benches import bench_for
+from benches import ask, bench_for
 from stepscope import UsageError, read_trace
-from stepscope.predict import whatifs
+from stepscope.changes import CHANGES, PREDICTED
 from stepscope.predict.engine import Bench
-from stepscope.predict.whatifs import WHATIFS, in_order, parse_setting
+from stepscope.predict.whatifs import in_order, parse_setting, settings_for_remedy
 from stepscope.records.rank import MeasuredSteps
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class H200:
 
     def predict(self, name: str, *settings: str, measured: bool = True) -> Prediction:
         found = self.bench(name, measured=measured)
-        return found.predict([parse_setting(setting) for setting in settings])
+        return ask(found, *settings)
 
 
 @pytest.fixture(scope="module")
@@ -201,22 +199,14 @@ def test_so_is_a_value_that_makes_no_sense(h200: H200, setting: str, word: str) 
         h200.predict("gpt2s_b8_bf16", setting)
 
 
-def test_every_file_in_the_folder_has_a_what_if_of_the_table() -> None:
-    places = [whatif.apply.args for whatif in WHATIFS.values()]
-    assert {file for file, _ in places} == {file.name for file in iter_modules(whatifs.__path__)}
-    for file, function in places:
-        assert callable(getattr(import_module(f"{whatifs.__name__}.{file}"), function))
-    assert [whatif.name for whatif in WHATIFS.values()] == list(WHATIFS)
-    assert all(whatif.help for whatif in WHATIFS.values())
-
-
 def test_what_a_what_if_declares_fits_together() -> None:
-    for whatif in WHATIFS.values():
-        tried = {*whatif.usual, *(value for values in whatif.remedies.values() for value in values)}
-        optional = whatif.value_is_optional
-        assert all(bool(value) == whatif.takes_value or optional for value in tried)
-        assert set(whatif.saves_memory) <= tried
-        assert all(whatif.describe(value) for value in (*tried, "3", ""))
+    for name, prediction in PREDICTED.items():
+        offered = [one for change in CHANGES for one in settings_for_remedy(change)]
+        tried = {*prediction.usual, *(one.value for one in offered if one.name == name)}
+        optional = prediction.value_is_optional
+        assert all(bool(value) == prediction.takes_value or optional for value in tried)
+        assert set(prediction.saves_memory) <= tried
+        assert all(CHANGES[name].describe(value) for value in (*tried, "3", ""))
 
 
 def test_changes_are_made_in_one_order_whatever_the_order_asked() -> None:

@@ -54,7 +54,7 @@ def test_a_frozen_layer_is_part_of_the_training_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["bf16", "tf32"])
 def test_autocast_leaves_it_alone_and_tf32_does_not(tmp_path: Path, value: str) -> None:
     context = bench(tmp_path).context
-    outcome = precision.apply(context, value)
+    outcome = precision.predict(context, value)
     tasks = outcome.context.graph.tasks
     new = tasks.dur_ns[tasks.row >= 0] / context.graph.tasks.dur_ns
     assert (new[PLAYED] == 1.0) == (value == "bf16")

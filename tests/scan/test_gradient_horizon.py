@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from stepscope.errors import RefusedError
 from stepscope.fix.scan import ScanRNN, gradient_horizon
 
 
@@ -46,3 +48,31 @@ def test_a_fresh_rnn_forgets_within_a_few_dozen_steps() -> None:
     torch.manual_seed(0)
     for rnn in (nn.RNN(1, 20), ScanRNN(1, 20)):
         assert 15 < gradient_horizon(rnn, torch.randn(1000, 4, 1)).steps < 60
+
+
+def test_a_horizon_of_what_has_none() -> None:
+    inputs = torch.randn(30, 2, 3)
+    with pytest.raises(RefusedError, match="itself, not LSTM"):
+        gradient_horizon(nn.LSTM(3, 4), inputs)
+    with pytest.raises(ValueError, match="not all states are finite"):
+        gradient_horizon(nn.RNN(3, 4), inputs * float("nan"))
+    with pytest.raises(ValueError, match="not a PackedSequence"):
+        gradient_horizon(nn.RNN(3, 4), nn.utils.rnn.pack_sequence([inputs[:, 0]]))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        gradient_horizon(nn.RNN(3, 4), inputs, share=2.0)
+
+
+def test_a_horizon_of_a_gradient_that_leaves_a_floats_range_is_everything() -> None:
+    rnn = nn.RNN(1, 2)
+    with torch.no_grad():
+        rnn.weight_hh_l0.copy_(2 * torch.eye(2))
+        for weight in (rnn.weight_ih_l0, rnn.bias_ih_l0, rnn.bias_hh_l0):
+            weight.zero_()
+    found = gradient_horizon(rnn, torch.zeros(200, 1, 1))
+    assert (found.steps, found.truncation_pays) == (200, False)
+
+
+def test_a_horizon_of_one_sequence() -> None:
+    rnn = nn.RNN(3, 4, batch_first=True)
+    inputs = torch.randn(40, 3)
+    assert gradient_horizon(rnn, inputs) == gradient_horizon(rnn, inputs.unsqueeze(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,3 +53,9 @@ def test_random_numbers_of_the_training_stay_as_they_are() -> None:
     torch.manual_seed(3)
     recommend(20, 2, 4, device="cpu")
     assert torch.equal(torch.rand(1), wanted)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 1), (8, -1, 4), ("8", 1, 1), (8, 2, 0), (2.5, 4, 8)])
+def test_shapes_that_are_none(shape: Any) -> None:
+    with pytest.raises(ValueError, match="a whole number from 1 on"):
+        recommend(*shape)

@@ -10,14 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from stepscope.errors import RefusedError
-from stepscope.fix.scan import (
-    ScanRNN,
-    affine_maps,
-    gradient_horizon,
-    linear_scan,
-    recommend,
-    scan_backward,
-)
+from stepscope.fix.scan import ScanRNN, affine_maps, scan_backward
 from stepscope.fix.scan.rnn_layer import backward_states
 
 
@@ -122,59 +115,3 @@ class OwnRnn(nn.RNN):
 def test_what_cannot_be_replaced_is_refused(model: Any, why: str) -> None:
     with pytest.raises(RefusedError, match=why):
         scan_backward(model)
-
-
-def test_horizon_of_what_has_none() -> None:
-    inputs = torch.randn(30, 2, 3)
-    with pytest.raises(RefusedError, match="itself, not LSTM"):
-        gradient_horizon(nn.LSTM(3, 4), inputs)
-    with pytest.raises(ValueError, match="not all states are finite"):
-        gradient_horizon(nn.RNN(3, 4), inputs * float("nan"))
-    with pytest.raises(ValueError, match="not a PackedSequence"):
-        gradient_horizon(nn.RNN(3, 4), nn.utils.rnn.pack_sequence([inputs[:, 0]]))
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        gradient_horizon(nn.RNN(3, 4), inputs, share=2.0)
-
-
-def test_horizon_of_a_gradient_that_leaves_a_floats_range_is_everything() -> None:
-    rnn = nn.RNN(1, 2)
-    with torch.no_grad():
-        rnn.weight_hh_l0.copy_(2 * torch.eye(2))
-        for weight in (rnn.weight_ih_l0, rnn.bias_ih_l0, rnn.bias_hh_l0):
-            weight.zero_()
-    found = gradient_horizon(rnn, torch.zeros(200, 1, 1))
-    assert (found.steps, found.truncation_pays) == (200, False)
-
-
-def test_horizon_of_one_sequence() -> None:
-    rnn = nn.RNN(3, 4, batch_first=True)
-    inputs = torch.randn(40, 3)
-    assert gradient_horizon(rnn, inputs) == gradient_horizon(rnn, inputs.unsqueeze(0))
-
-
-@pytest.mark.parametrize("shape", [(0, 1, 1), (8, -1, 4), ("8", 1, 1), (8, 2, 0), (2.5, 4, 8)])
-def test_shapes_that_are_none(shape: Any) -> None:
-    with pytest.raises(ValueError, match="a whole number from 1 on"):
-        recommend(*shape)
-
-
-def test_decays_and_states_of_another_shape() -> None:
-    inputs = torch.randn(5, 2, 3)
-    with pytest.raises(ValueError, match=r"decay is \[4\]"):
-        linear_scan(torch.rand(4), inputs)
-    with pytest.raises(ValueError, match=r"initial is \[7\]"):
-        linear_scan(torch.rand(3), inputs, torch.zeros(7))
-
-
-def test_more_steps_than_torch_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN refuses more than 65535."""
-    from stepscope.fix.scan import rnn_layer
-
-    torch.manual_seed(0)
-    plain = nn.RNN(3, 4, dtype=torch.float64)
-    inputs = torch.randn(23, 2, 3, dtype=torch.float64)
-    right, last = plain(inputs)
-    monkeypatch.setattr(rnn_layer, "MOST_STEPS", 7)
-    states, end = ScanRNN.of(plain)(inputs)
-    torch.testing.assert_close(states, right)
-    torch.testing.assert_close(end, last)

@@ -9,6 +9,7 @@ import torch
 
 from stepscope.fix.scan import affine_maps
 from stepscope.fix.scan.affine_maps import _by_chunks
+from stepscope.fix.scan.gated_layer import StepJacobians, backward_rows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -148,3 +149,61 @@ def test_errors_do_not_add_up_over_steps(radius: float, fused: bool) -> None:
             gradient, state, weight, tanh=True, launch=Launch(16), precision="tf32x3"
         )[1]
     assert float((left - right).norm() / right.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "size", "features", "wants_inputs", "tanh"),
+    [
+        (37, 3, 5, 4, True, True),  # the offset has a row of the matrix
+        (33, 2, 16, 32, True, False),  # it has none
+        (21, 17, 20, 8, False, True),  # two blocks of sequences
+        (1, 1, 3, 1, True, True),
+    ],
+)
+def test_the_fused_layer_is_the_chain_rule(
+    steps: int, batch: int, size: int, features: int, wants_inputs: bool, tanh: bool
+) -> None:
+    from stepscope.fix.scan.rnn_gradient_kernels import layer_gradients
+
+    torch.manual_seed(0)
+    gradient = torch.randn(steps, batch, size, device=DEVICE)
+    state = torch.tanh(torch.randn_like(gradient))
+    initial, weight = torch.randn_like(state[0]), torch.randn(size, size, device=DEVICE) / size**0.5
+    inputs = torch.randn(steps, batch, features, device=DEVICE)
+    weight_input = torch.randn(size, features, device=DEVICE)
+    slope = (1 - state * state if tanh else (state > 0).float()).double()
+    reached, left = affine_maps.backward_states(gradient.double(), slope, weight.double(), 8)
+    rows = reached.flatten(0, 1).t()
+    before = torch.cat([initial.unsqueeze(0), state[:-1]]).double().flatten(0, 1)
+    right = [
+        reached @ weight_input.double() if wants_inputs else torch.empty(0, device=DEVICE),
+        left, rows @ inputs.double().flatten(0, 1), rows @ before, rows.sum(1),
+    ]  # fmt: skip
+    for precision in ("tf32x3", "fp16x3"):
+        found = layer_gradients(
+            gradient, state, inputs, initial, weight_input, weight,
+            tanh=tanh, chunk=8, precision=precision, wants_inputs=wants_inputs,
+        )  # fmt: skip
+        for a, b in zip(found, right, strict=True):
+            assert a.shape == b.shape
+            assert float((a - b).norm()) <= 1e-6 * float(b.norm()), precision
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "size", "mixed", "kept", "chunk"),
+    [(40, 3, 5, 4, 0, 4), (37, 2, 20, 4, 0, 8), (70, 1, 6, 5, 3, 2), (21, 2, 40, 5, 20, 10)],
+)
+def test_backward_through_gated_steps(
+    steps: int, batch: int, size: int, mixed: int, kept: int, chunk: int
+) -> None:
+    from stepscope.fix.scan.recurrence_kernels import backward_rows as by_kernels
+
+    torch.manual_seed(0)
+    gradient = torch.randn(steps, batch, size, device=DEVICE)
+    coefficient = torch.rand(steps, batch, size, mixed, device=DEVICE) - 0.5
+    basis = torch.randn(size, mixed, size, device=DEVICE) / size**0.5
+    exact = StepJacobians(coefficient.double(), basis.double(), kept)
+    right = backward_rows(gradient.double(), exact)
+    ours = by_kernels(gradient, coefficient, basis, kept, chunk)
+    for a, b in zip(ours, right, strict=True):
+        assert float((a - b).norm() / b.norm()) < 5e-6

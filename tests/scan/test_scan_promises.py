@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.scan_costs import gpu_layer_us, gpu_scan_pays
+from stepscope.records.scan_costs import gpu_layer_us, gpu_scan_pays, is_fused
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "measured" / "scan_h200.json"
 FEATURES = 8  # scan_table.py's
@@ -61,3 +61,10 @@ def test_backward_times_are_off_by_less_than_a_fifth_in_the_mean(
     ]
     assert math.exp(statistics.mean(wrong)) < 1.2
     assert sum(one > math.log(2) for one in wrong) <= 1  # T = 1024, B = 16, H = 128
+
+
+def test_a_layer_is_fused_where_registers_hold_it() -> None:
+    assert is_fused(20, 8)
+    assert is_fused(32, 32)
+    assert not is_fused(33, 8)
+    assert not is_fused(20, 33)

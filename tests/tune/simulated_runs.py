@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.named_changes import ChosenFix
+from stepscope.changes.change import Application, Change, Effect, Part
+from stepscope.fix.declaration import Fix
+from stepscope.fix.named_changes import ChosenChange
 from stepscope.fix.proposal import Proposal
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.ui.tune.contenders import Configuration, Contender, TrialRules
@@ -107,24 +108,19 @@ def made_up_fix(
     effect: Effect = Effect.BIT_IDENTICAL,
     after: frozenset[str] = frozenset(),
     needs: str | None = None,
-) -> ChosenFix:
+) -> ChosenChange:
     """`needs`: why it does not fit."""
     identifier, _, value = name.partition("=")
-    return ChosenFix(
-        Fix(
-            id=identifier,
-            effect=effect,
-            fits=lambda _facts, _value: needs,
-            patch=lambda _script, _value: Proposal(),
-            apply=lambda _training, _value: None,
-            family=family,
-            after=after,
-        ),
-        value,
+    application = Application(Part("made.up:FIX"), effect, family=family, after=after)
+    fix = Fix(
+        fits=lambda _facts, _value: needs,
+        patch=lambda _script, _value: Proposal(),
+        apply=lambda _training, _value: None,
     )
+    return ChosenChange(Change(identifier, application=application), fix, value)
 
 
-def contenders(*fixes: ChosenFix, hopeless: Sequence[str] = ()) -> list[Contender]:
+def contenders(*fixes: ChosenChange, hopeless: Sequence[str] = ()) -> list[Contender]:
     return [
         Contender(planned=PlannedRemedy(remedy=str(fix), hopeless=str(fix) in hopeless), chosen=fix)
         for fix in fixes
@@ -138,7 +134,7 @@ def searched(
     budget_s: float = 10_000.0,
     limit_s: float = math.inf,
     rules: TrialRules | None = None,
-    late: Sequence[ChosenFix] = (),
+    late: Sequence[ChosenChange] = (),
     journal: Journal | None = None,
     together: Configuration = (),
 ) -> Search:

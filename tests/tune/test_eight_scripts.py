@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from script_files import SCRIPTS, TrainingScript
 
-from stepscope.fix.remedies import FIXES
+from stepscope.changes import APPLIED
 from stepscope.records.script_facts import ScriptFacts
 
 sys.path.append(str(Path(__file__).parents[1] / "fix"))
@@ -80,7 +80,7 @@ def check_patch(
             ["patch", "-p1"], cwd=folder, input=answer["patch"], text=True, capture_output=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    proposed = {f"{name}: " for name in FIXES}  # what nothing was tried for
+    proposed = {f"{name}: " for name in APPLIED}  # what nothing was tried for
     by_hand = [line for line in answer["by_hand"] if not line.startswith(tuple(proposed))]
     if not by_hand:
         patched = run_injected(folder, (folder / "train.py").read_text(), **how)

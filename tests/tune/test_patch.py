@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.changes import CHANGES
 from stepscope.errors import UsageError
-from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.named_changes import ChosenFix, choose, choose_all
+from stepscope.fix.declaration import Fix
+from stepscope.fix.named_changes import ChosenChange, choose, choose_all
 from stepscope.fix.patched_source import patch_source
 from stepscope.fix.proposal import Proposal, Script
 from stepscope.records.script_facts import Built, Frame, ScriptFacts, TrainingPass
@@ -169,7 +170,7 @@ def test_statements_on_one_line_are_left_to_the_user(tmp_path: Path) -> None:
     assert f"{path}:10" in words
 
 
-def _fix(patch: Proposal | None = None, *, wrap: str = "", name: str = "tf32") -> ChosenFix:
+def _fix(patch: Proposal | None = None, *, wrap: str = "", name: str = "tf32") -> ChosenChange:
     """A made-up remedy: the given edits, or the loss under a header."""
 
     def propose(script: Script, value: str) -> Proposal:
@@ -182,8 +183,8 @@ def _fix(patch: Proposal | None = None, *, wrap: str = "", name: str = "tf32") -
         assert statement is not None
         return Proposal(edits=source.wrap(statement, statement, wrap))
 
-    remedy = Fix(id=name, effect=Effect.ROUNDING, fits=lambda _facts, _value: None, patch=propose)
-    return ChosenFix(remedy)
+    fix = Fix(fits=lambda _facts, _value: None, patch=propose)
+    return ChosenChange(CHANGES[name], fix)
 
 
 def test_blocks_nest_and_places_move_along(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from simulated_runs import made_up_fix
 
+from stepscope.changes import APPLIED
+from stepscope.changes.change import Effect
 from stepscope.errors import UsageError
-from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.named_changes import ChosenFix
-from stepscope.fix.proposal import Proposal
-from stepscope.fix.remedies import FIXES
+from stepscope.fix.named_changes import ChosenChange
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.ui.tune import plan
 from stepscope.ui.tune.plan import (
@@ -22,22 +25,28 @@ from stepscope.ui.tune.plan import (
 )
 
 
-def fix(name: str, **declared: object) -> Fix:
-    options: dict[str, object] = {
-        "effect": Effect.BIT_IDENTICAL,
-        "fits": lambda _facts, _value: None,
-        "patch": lambda _script, _value: Proposal(),
-        "apply": lambda _training, _value: None,
-    }
-    return Fix(id=name, **{**options, **declared})  # type: ignore[arg-type]
+def fix(
+    name: str,
+    effect: Effect = Effect.BIT_IDENTICAL,
+    *,
+    fits: Callable[[ScriptFacts, str], str | None] = lambda _facts, _value: None,
+    values_of: Callable[[ScriptFacts], tuple[str, ...]] | None = None,
+    **declared: Any,
+) -> ChosenChange:
+    made = made_up_fix(name, effect=effect)
+    application = replace(made.application, **declared)
+    change = replace(made.change, application=application)
+    return replace(made, change=change, fix=replace(made.fix, fits=fits, values_of=values_of))
 
 
-def fitting(monkeypatch: pytest.MonkeyPatch, *fixes: Fix, **wanted: object) -> FittingRemedies:
-    monkeypatch.setattr(plan, "FIXES", {one.id: one for one in fixes})
+def fitting(
+    monkeypatch: pytest.MonkeyPatch, *changes: ChosenChange, **wanted: object
+) -> FittingRemedies:
+    monkeypatch.setattr(plan, "applied_changes", lambda: changes)
     return fitting_remedies(ScriptFacts(), WantedRemedies(**wanted))  # type: ignore[arg-type]
 
 
-def names(chosen: tuple[ChosenFix, ...]) -> list[str]:
+def names(chosen: tuple[ChosenChange, ...]) -> list[str]:
     return list(map(str, chosen))
 
 
@@ -116,7 +125,7 @@ def test_what_waits_for_another_family_is_kept_in_mind(monkeypatch: pytest.Monke
 
 
 def test_only_a_patch_is_a_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = fitting(monkeypatch, fix("p", apply=None))
+    result = fitting(monkeypatch, fix("p", patch_only=True))
     assert result.candidates == ()
     assert names(result.proposals) == ["p"]
 
@@ -137,7 +146,7 @@ def test_every_real_remedy_answers_for_an_empty_script() -> None:
     assert not [row for row in result.left_out if "a defect" in row.why]
     named = {name.partition("=")[0] for name in names((*result.candidates, *result.proposals))}
     named |= {row.remedy.partition("=")[0] for row in result.left_out}
-    assert named == set(FIXES)
+    assert named == set(APPLIED)
 
 
 def test_remedies_of_the_leading_finding_are_tried_before_larger_promises() -> None:

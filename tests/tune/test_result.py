@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 
-from stepscope.fix.declaration import Effect
+from stepscope.changes.change import Effect
 from stepscope.records.comparison import TriedConfiguration, TuneResult, short_name, short_why
 from stepscope.ui.terminal.tune import print_tune
 from stepscope.ui.tune.contenders import Contender, control_words

@@ -12,8 +12,8 @@ from simulated_runs import (
     searched,
 )
 
+from stepscope.changes.change import Effect
 from stepscope.errors import NotCapturedError
-from stepscope.fix.declaration import Effect
 from stepscope.ui.tune.contenders import OUT_OF_TIME, TrialRules
 from stepscope.verify.tuned_gain import FEWEST_PAIRS
 

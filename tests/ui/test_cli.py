@@ -240,11 +240,11 @@ def test_doctor_says_what_works_and_exits_0() -> None:
 
 @pytest.mark.parametrize("words", [["tune", "--list"], ["run", "--with", "list"]])
 def test_changes_that_can_be_applied_are_listed(words: list[str]) -> None:
-    from stepscope.fix.remedies import FIXES
+    from stepscope.changes import APPLIED
 
     done = run_verb(*words)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[::2]] == [*FIXES]
+    assert [line.split()[0] for line in done.stdout.splitlines()[::2]] == [*APPLIED]
 
 
 def test_listed_changes_are_one_json_object() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from benches import bench_for
+from stepscope import changes
 from stepscope.errors import UsageError
-from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.predict.whatifs import parse_setting
 from stepscope.trace.read import read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,10 @@ def test_a_graph_can_be_changed_without_a_what_if(capsys: pytest.CaptureFixture[
 def test_a_what_if_of_ones_own_works_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     own: dict[str, Any] = {}
     exec(SECOND, own)
-    monkeypatch.setitem(WHATIFS, "faster", own["WHATIF"])
+    for listed in (changes.CHANGES, changes.PREDICTED):
+        monkeypatch.setitem(listed, "faster", None)  # so that it is taken from the list again
+        del listed["faster"]
+    changes.register(own["FASTER"])
     bench = bench_for(read_trace(TRACE))
     before = bench.predict([])
     after = bench.predict([parse_setting("faster=conv|cudnn|xmma|cutlass:2")])

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from stepscope.changes import APPLIED, APPLIED_AS, CHANGES, PREDICTED, WHATIF_OF
 from stepscope.errors import UsageError
 from stepscope.fix.named_changes import choose, choose_all
-from stepscope.fix.remedies import FIXES
-from stepscope.predict.whatifs import WHATIFS, find_whatif, parse_setting, settings_for_remedy
-from stepscope.records.remedies import FIX_OF, REMEDIES, WHATIF_OF
+from stepscope.predict.whatifs import find_prediction, parse_setting, settings_for_remedy
 from stepscope.ui.tune.plan import WantedRemedies
 
 # Predicted by what they do to something else: what-ifs of the same words are wider than these.
 _WIDER = {"gc-freeze": "no-stalls=gc", "compress-gradients": "bandwidth=2"}
 
 
-@pytest.mark.parametrize("fix", [name for name in FIXES if settings_for_remedy(name)])
+@pytest.mark.parametrize("fix", [name for name in APPLIED if settings_for_remedy(name)])
 def test_whatif_takes_every_fix_that_it_can_predict(fix):
     setting = parse_setting(fix)
-    assert setting.name in WHATIFS
+    assert setting.name in PREDICTED
     assert str(setting) == WHATIF_OF.get(fix, _WIDER.get(fix, fix))
-    assert setting.value or not WHATIFS[setting.name].takes_value or fix == "compile"
+    assert setting.value or not PREDICTED[setting.name].takes_value or fix == "compile"
 
 
-@pytest.mark.parametrize(("whatif", "fix"), sorted(FIX_OF.items()))
+@pytest.mark.parametrize(("whatif", "fix"), sorted(APPLIED_AS.items()))
 def test_a_fix_is_chosen_by_the_spelling_of_its_whatif(whatif, fix):
     parse_setting(whatif)  # it is one
     assert str(choose(whatif)) in (str(choose(fix)), whatif)
@@ -32,10 +31,10 @@ def test_a_fix_is_chosen_by_the_spelling_of_its_whatif(whatif, fix):
     assert WantedRemedies.parse([whatif], [], "rounding").wants(choose(whatif))
 
 
-@pytest.mark.parametrize("name", sorted(set(WHATIFS) & set(FIXES)))
+@pytest.mark.parametrize("name", sorted(set(PREDICTED) & set(APPLIED)))
 def test_one_name_means_one_change_in_both(name):
     """The values that tune tries are values of the what-if, or the table says which is meant."""
-    for value in FIXES[name].values:
+    for value in APPLIED[name].values:
         text = f"{name}={value}" if value else name
         if text != "threads=half":
             assert parse_setting(text).name == name
@@ -90,11 +89,11 @@ def test_nothing_near_lists_everything():
     with pytest.raises(UsageError, match=r"There are .*fused-optimizer"):
         choose("zzzz")
     with pytest.raises(UsageError, match=r"There are .*precision"):
-        find_whatif("zzzz")
+        find_prediction("zzzz")
 
 
 def test_a_known_change_of_the_other_verb_is_named_as_such():
-    assert {"cuda-graphs", "cudnn-benchmark"} <= set(REMEDIES)
+    assert {"cuda-graphs", "cudnn-benchmark"} <= set(CHANGES)
     with pytest.raises(UsageError, match="cannot apply the change 'cuda-graphs'"):
         choose("cuda-graphs")
     with pytest.raises(UsageError, match="cannot predict the change 'cudnn-benchmark'"):

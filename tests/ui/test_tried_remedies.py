@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 import stepscope
-from stepscope.fix.remedies import FIXES
+from stepscope.changes import CHANGES
 from stepscope.predict.whatifs import settings_for_remedy
 from stepscope.records.explanation import Explanation, Finding, Remedy
-from stepscope.records.remedies import REMEDIES
 from stepscope.ui import tried_remedies
 from stepscope.ui.api import explain_paths
 from stepscope.ui.html.panes.findings import saving_words
@@ -91,7 +90,7 @@ def offering(explanation: Explanation, *ids: str) -> Explanation:
 
 
 def with_fixes(monkeypatch: pytest.MonkeyPatch, *ids: str) -> None:
-    monkeypatch.setattr(tried_remedies, "FIXES", dict.fromkeys(ids))
+    monkeypatch.setattr(tried_remedies, "APPLIED", dict.fromkeys(ids))
 
 
 # The command
@@ -135,21 +134,11 @@ def test_goals_name_the_remedies_that_lead_there(
     assert finding.try_command == f"stepscope tune --only loader-workers,compile -- {QUOTED}"
 
 
-def test_every_way_to_a_goal_is_a_known_remedy() -> None:
-    named = {name for goal, ways in tried_remedies._WAYS.items() for name in (goal, *ways)}
-    assert named <= REMEDIES.keys()
-
-
 def test_a_remedy_in_use_is_not_offered_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_fixes(monkeypatch, "compile", "bf16")
     write_run(run, "bf16")
     command = memory_bound(explained(run)).try_command
     assert command == f"stepscope tune --only compile -- {QUOTED}"
-
-
-def test_the_remedies_that_can_be_applied_are_those_of_the_fix_room() -> None:
-    assert tried_remedies.FIXES is FIXES
-    assert FIXES.keys() <= REMEDIES.keys()
 
 
 # What was measured
@@ -274,5 +263,5 @@ def test_remedies_that_show_a_promise_are_those_that_it_predicts() -> None:
     """verify cannot ask predict, so it keeps a list."""
     for text, setting in MAKES.items():
         remedy = text.partition("=")[0]
-        assert remedy in REMEDIES
+        assert remedy in CHANGES
         assert setting in map(str, settings_for_remedy(remedy))

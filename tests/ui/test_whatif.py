@@ -14,9 +14,9 @@ from msgspec.structs import replace
 import snapshots
 from benches import bench_for
 from measured import read_measured_steps
+from stepscope import changes
+from stepscope.changes import PREDICTED
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
-from stepscope.predict.whatifs import WHATIFS
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding
 from stepscope.records.prediction import Delivery, Prediction, Promise, Setting, Workload
 from stepscope.text.figures import signed_percent
@@ -321,7 +321,7 @@ def test_wrong_use_says_what_is_right(words: tuple[str, ...], message: str) -> N
 
 
 def test_an_unknown_name_lists_all_there_are() -> None:
-    refuses(UsageError, ", ".join(sorted(WHATIFS)), RUN, "--set", "xyz")
+    refuses(UsageError, ", ".join(sorted(PREDICTED)), RUN, "--set", "xyz")
 
 
 def test_without_a_path_there_is_nothing_to_change() -> None:
@@ -377,7 +377,7 @@ def test_without_a_change_the_usual_ones_are_tried_and_ranked(whatif: Any) -> No
     assert {"precision=bf16", "compile", "cuda-graphs", "batch=x2"} <= tried
     assert len(tried) + len(body["refused"]) == sum(
         len(whatif.usual)
-        for whatif in WHATIFS.values()
+        for whatif in PREDICTED.values()
         if not whatif.for_several_ranks and not whatif.needs_every_step
     )
     printed = whatif(RUN)
@@ -395,7 +395,7 @@ def test_what_findings_offer_is_tried_after_the_usual_changes() -> None:
         severity="high",
         summary="",
         evidence=(),
-        remedies=(remedies.THREADS.offer(), remedies.ONE_THREAD.offer()),
+        remedies=(changes.THREADS.offer(), changes.ONE_THREAD.offer()),
     )
     tried = with_offered(usual, [finding])
     assert list(map(str, tried)) == ["batch=x2", "threads=1", "threads=fit"]
@@ -403,10 +403,10 @@ def test_what_findings_offer_is_tried_after_the_usual_changes() -> None:
 
 def test_list_names_every_what_if(whatif: Any) -> None:
     printed = whatif("--list")
-    assert [line.split()[0] for line in printed.splitlines()] == list(WHATIFS)
+    assert [line.split()[0] for line in printed.splitlines()] == list(PREDICTED)
     body = json.loads(whatif("--list", "--json"))
     assert {each["name"]: each["help"] for each in body["whatifs"]} == {
-        name: whatif.help for name, whatif in WHATIFS.items()
+        name: whatif.help for name, whatif in PREDICTED.items()
     }
 
 

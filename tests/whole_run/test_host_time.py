@@ -76,10 +76,7 @@ def test_a_host_that_stays_behind_the_device_is_free_in_all_its_steps() -> None:
 def test_a_step_counts_until_the_host_has_filled_the_queue() -> None:
     """Four times as fast as the device: 645 launches wait after three steps, 870 after four."""
     steps = steps_with_windows(
-        [900, 15, 10, 10, 24, 24, *[60] * 12],
-        [900, 20, 15, 15, 1, 1, *[40] * 12],
-        [0],
-        device=100,
+        [900, 15, 10, 10, 24, 24, *[60] * 12], [900, 20, 15, 15, 1, 1, *[40] * 12], [0], device=100
     )
     free = free_phases_ns(steps, launches=300)
     assert (free["forward"], free["backward"]) == (10, 15)  # not 24, 1 of a full queue

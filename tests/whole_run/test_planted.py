@@ -16,14 +16,9 @@ from whole_run.planted import TORCHRUN, PlantedRun, explain, run_planted, three_
 
 # Findings that rest on a cause which nothing planted here shows by chance.
 PLANTED = {
-    "data-stalls",
-    "evaluation-share",
-    "checkpoint-share",
-    "gc-pauses",
-    "recompiles",
-    "memory-growth",
-    "allocator-retries",
-}
+    "data-stalls", "evaluation-share", "checkpoint-share", "gc-pauses", "recompiles",
+    "memory-growth", "allocator-retries",
+}  # fmt: skip
 
 OF_THE_RUN = {*PLANTED, "periodic-stall", "irregular-stalls", "slows-down"}
 

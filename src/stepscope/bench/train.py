@@ -138,7 +138,14 @@ def main() -> None:
     changes = dict(change.split("=", 1) for change in options.set)
     config = workload.config(options.size, changes)
     steps = options.steps or workload.targets[options.size].steps
-    place = _place(options.device, options.seed)
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    if ranks > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    place = TrainingPlace(device, rank=rank, ranks=ranks, seed=options.seed)
     if options.size == "tiny" and place.device.type == "cpu":
         torch.set_num_threads(1)  # several would wait for each other where others use the cores
     pace_ms = time_fixed_work(place.device) if options.losses else None
@@ -146,10 +153,7 @@ def main() -> None:
     step = workload.build(config, place)
     if options.paced:
         ratio = step_over_yardstick(step, Yardstick(), options.paced)
-        ratios = {
-            "step_over_yardstick": ratio.step,
-            "computing_over_yardstick": ratio.computing,
-        }
+        ratios = {"step_over_yardstick": ratio.step, "computing_over_yardstick": ratio.computing}
         options.losses.write_text(json.dumps(ratios))
         return
     alone = place.device.type == "cpu" and place.ranks == 1  # it waits for no device and no rank
@@ -170,17 +174,6 @@ def main() -> None:
             options.losses.write_bytes(msgspec.json.encode(content))
     if place.ranks > 1:
         dist.destroy_process_group()
-
-
-def _place(wanted: str | None, seed: int) -> TrainingPlace:
-    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    if ranks > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return TrainingPlace(device, rank=rank, ranks=ranks, seed=seed)
 
 
 if __name__ == "__main__":

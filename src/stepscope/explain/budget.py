@@ -10,13 +10,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.explanation import Basis, Budget, Part, StepTime
+from stepscope.records.rank import MeasuredSteps
+from stepscope.records.run import RankRun
 from stepscope.step.statistics import mean_interval
 from stepscope.step.steps import step_of
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.rank import MeasuredSteps
-    from stepscope.records.run import RankRun
 
 # The profiler slows the host and leaves kernels as they are. So its cost is subtracted from its own
 # work first, then from the host's share of the step: from operators and Python in proportion, since

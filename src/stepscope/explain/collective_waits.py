@@ -5,7 +5,6 @@ waits that only the profiler caused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,13 +16,8 @@ from stepscope.explain.findings.evidence import LOW
 from stepscope.explain.findings.loop import find_periodic_stall, irregular_stalls, periodic_stall
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.explanation import Budget, Finding, RankExplanation
-from stepscope.records.run import STALL_CAUSES, RankRun, Stall, StallCause
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Floats, Int64s
-
+from stepscope.records.run import STALL_CAUSES, RankRun, StallCause
+from stepscope.step.arrays import Floats, Int64s
 
 _OF_UNKNOWN = {irregular_stalls.id: irregular_stalls.judge, periodic_stall.id: find_periodic_stall}
 _UNKNOWN, _COLLECTIVE = STALL_CAUSES.index("unknown"), STALL_CAUSES.index("collective")
@@ -67,7 +61,13 @@ def divide_unknown(
     if series is None or series.unknown_ns is None or run.times is None or not len(numbers):
         return run
     longer = wait_ns - np.median(wait_ns)
-    beyond = _on_steps(series.number, numbers, np.where(longer > error_ns, longer, 0.0))
+    # The values at their steps; zero for steps without one.
+    beyond = np.zeros(len(series.number), np.int64)
+    place = np.searchsorted(series.number, numbers)
+    known = (place < len(series.number)) & (
+        series.number[np.minimum(place, len(series.number) - 1)] == numbers
+    )
+    beyond[place[known]] = np.rint(np.where(longer > error_ns, longer, 0.0)[known]).astype(np.int64)
     unknown = series.unknown_ns
     waited = np.clip(beyond.astype(np.float64), 0.0, unknown)
     if not waited.any():
@@ -82,30 +82,15 @@ def divide_unknown(
         if name == "collective" and error_ns:
             stall = replace(stall, wait_error_ms=error_ns / 1e6)
         if stall.steps:
-            kept.append(_per_steady_step(stall, len(excess), run.times.steps))
+            # Its cost per steady step; it was summed up over all steps.
+            factor = len(excess) / run.times.steps
+            kept.append(replace(stall, cost_ms=stall.cost_ms * factor, share=stall.share * factor))
     cause = np.where(is_unknown & (waited > left), np.int8(_COLLECTIVE), series.cause)
     return replace(
         run,
         stalls=tuple(sorted(kept, key=lambda stall: -stall.cost_ms - stall.between_epochs_ms)),
         series=replace(series, cause=cause.astype(np.int8), unknown_ns=left),
     )
-
-
-def _on_steps(all_numbers: Int64s, numbers: Int64s, values: NDArray[np.float64]) -> Int64s:
-    """The values at their steps; zero for steps without one."""
-    out = np.zeros(len(all_numbers), np.int64)
-    place = np.searchsorted(all_numbers, numbers)
-    known = (place < len(all_numbers)) & (
-        all_numbers[np.minimum(place, len(all_numbers) - 1)] == numbers
-    )
-    out[place[known]] = np.rint(values[known]).astype(np.int64)
-    return out
-
-
-def _per_steady_step(stall: Stall, steps: int, steady: int) -> Stall:
-    """Its cost per steady step; it was summed up over all steps."""
-    factor = steps / steady
-    return replace(stall, cost_ms=stall.cost_ms * factor, share=stall.share * factor)
 
 
 def _shown(budget: Budget, run: RankRun) -> Budget:
@@ -178,6 +163,4 @@ def _judge_by_budget(finding: Finding, budget: Budget) -> Finding | None:
     if finding.id != exposed_communication.id:
         return finding
     share = sum(part.share for part in budget.parts if part.id == _COMM)
-    if share < LOW:
-        return None
-    return with_share(finding, share, budget.step_ms)
+    return None if share < LOW else with_share(finding, share, budget.step_ms)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.records.hardware import Ceilings
+from stepscope.records.rank_facts import HostLoad, PlainSteps
 from stepscope.records.trace import Trace
+from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 from stepscope.step.call_tree import group
 from stepscope.step.correct import event_cost_ns
 
 if TYPE_CHECKING:
     from stepscope.explain.flops.costs import Costs, Pieces
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.hardware import Ceilings
-    from stepscope.records.rank_facts import HostLoad, PlainSteps
-    from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 
 # How well a step uses the CPU that it computes on: work, stalls, and overhead of operators.
 #

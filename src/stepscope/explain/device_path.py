@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from stepscope.records.trace import DeviceEvents
+from stepscope.step.arrays import Indices, Int64s
 from stepscope.step.timeline import LAUNCH_LATENCY_NS
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.step.arrays import Indices, Int64s
 
 PathKind = Literal["device", "queue", "launch", "host", "sync"]
 _NEVER = -(2**62)

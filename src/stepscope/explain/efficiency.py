@@ -37,6 +37,7 @@ from stepscope.records.hardware import (
 from stepscope.records.quality import Note
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import ABSENT, HostKind, Trace
+from stepscope.step.arrays import Bools, Floats, Indices, Int64s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.cuda_graphs import has_graphs
 from stepscope.step.phases import PHASES
@@ -47,7 +48,6 @@ from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.step.arrays import Bools, Floats, Indices, Int64s
 
 # MFU is model FLOPs / (step x devices x peak); HFU also counts what was computed twice. The step is
 # the step of record: measured without the profiler if possible. Only matrix products count.
@@ -79,6 +79,7 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
     step = step_ms.truth or step_ms.corrected or step_ms.profiled or None
     possible = peak * pieces.devices * step / 1e3 if peak and step and hardware else None
     unknown = _unknown_share(trace, costs, pieces, on_host=work.on_host)
+    total = sum(use.device_ns for use in uses)
     return Efficiency(
         mfu=model / possible if possible else None,
         hfu=hardware / possible if possible else None,
@@ -89,7 +90,9 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
         peak_source=ceilings.flops_source[dtype] if ceilings and dtype and peak else None,
         dtype=dtype,
         unknown_share=unknown,
-        tensor_core_share=_tensor_core_share(uses, on_host=work.on_host),
+        tensor_core_share=sum(use.tensor_core_ns for use in uses) / total
+        if total and not work.on_host
+        else None,
         step_ms=step,
         devices=pieces.devices,
         by_dtype=uses,
@@ -208,11 +211,6 @@ def _in_fp32(trace: Trace, costs: Costs, pieces: Pieces, products: Indices) -> B
     as_tf32 = _of_kernels(trace, pieces, products, lambda kernel: kernel.dtype == "tf32")
     found: Bools = fp32 & ~(as_tf32 & several).any()  # else some of its FLOPs are in tf32
     return found
-
-
-def _tensor_core_share(uses: tuple[DtypeUse, ...], *, on_host: bool) -> float | None:
-    total = sum(use.device_ns for use in uses)
-    return sum(use.tensor_core_ns for use in uses) / total if total and not on_host else None
 
 
 def _unknown_share(trace: Trace, costs: Costs, pieces: Pieces, *, on_host: bool) -> float:
@@ -469,7 +467,14 @@ def list_spots(
         return ()
     rows = pieces.operator[worked][first]
     time = sum_by(place, pieces.dur_ns[worked], count)
-    weight = _count_calls(pieces.replayed[worked], pieces.call_part[worked], place, count)
+    # Of each operator: one of its own if it launched something, and those that graphs
+    # replay.
+    replayed = pieces.replayed[worked]
+    own = np.bincount(place[~replayed], minlength=count) > 0
+    again = np.bincount(
+        place, weights=np.where(replayed, pieces.call_part[worked], 0.0), minlength=count
+    )
+    weight: Floats = own.astype(np.float64) + again
     signature = costs.signature[rows]
     what = np.where(signature >= 0, signature, len(costs.calls) + host.name[rows])
     first, inverse, count = group(
@@ -513,14 +518,6 @@ def widest_first(spots: list[Spot]) -> tuple[Spot, ...]:
             spots, key=lambda spot: (spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns)
         )
     )
-
-
-def _count_calls(replayed: Bools, call_part: Floats, place: Indices, count: int) -> Floats:
-    """Of each operator: one of its own if it launched something, and those that graphs replay."""
-    own = np.bincount(place[~replayed], minlength=count) > 0
-    again = np.bincount(place, weights=np.where(replayed, call_part, 0.0), minlength=count)
-    total: Floats = own.astype(np.float64) + again
-    return total
 
 
 def _amounts(

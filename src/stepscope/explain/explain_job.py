@@ -39,6 +39,7 @@ from stepscope.explain.verdict import judge
 from stepscope.records.explanation import Explanation, NcclSummary, RankExplanation
 from stepscope.records.folders import SERVER_FOLDER
 from stepscope.records.hardware import Profile
+from stepscope.records.parameter_server import TogetherSummary
 from stepscope.records.quality import Note
 from stepscope.records.rank import RankWithoutTrace
 from stepscope.records.run import RankRun
@@ -55,7 +56,6 @@ from stepscope.trace.discover import (
 from stepscope.trace.read import ReadOptions
 
 if TYPE_CHECKING:
-    from stepscope.records.parameter_server import TogetherSummary
     from stepscope.trace.files import Progress
 
 # With more ranks than this, each rank's tables are cut to SHORT_ROWS rows: nobody reads a thousand

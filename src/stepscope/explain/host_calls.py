@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.explanation import Module, Operator, Place, PythonFunction, SyncCall
 from stepscope.records.trace import ABSENT, HostEvents, HostKind, Trace
+from stepscope.step.arrays import Floats, Indices, Int32s, Int64s
 from stepscope.step.call_tree import Levels, children_sum, enclosing, group, outermost, sum_by
 from stepscope.step.cuda_graphs import find_recorded
 from stepscope.step.work import Work, rows_named
@@ -19,10 +21,7 @@ from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.explain.flops.costs import Costs
-    from stepscope.step.arrays import Bools, Floats, Indices, Int32s, Int64s
 
 # More distinct (operator, shapes) rows than this are of no use to a reader.
 MOST_OPERATORS = 1000
@@ -37,7 +36,12 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
         return ()
     above = enclosing(host, rows)
     own_host = host.dur_ns[rows] - children_sum(above, host.dur_ns[rows])
-    own_device = _own_device(host, is_operator, device.direct)[rows]
+    # Per host row, device time of launches whose innermost operator it is.
+    total = np.zeros(len(host), np.int64)
+    launching = np.flatnonzero(device.direct > 0)
+    near = nearest_of(host, is_operator, launching)
+    np.add.at(total, near[near >= 0], device.direct[launching[near >= 0]])
+    own_device = total[rows]
     first, inverse, count = group(host.name[rows], host.shapes[rows], host.dtypes[rows])
     outer = outermost(above, inverse)
     calls = np.rint(np.bincount(inverse, weights=device.calls[rows], minlength=count)).astype(int)
@@ -65,15 +69,6 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
             *(column.tolist() for column in columns), strict=True
         )
     )
-
-
-def _own_device(host: HostEvents, is_operator: Bools, direct: Int64s) -> Int64s:
-    """Per host row, device time of launches whose innermost operator it is."""
-    total = np.zeros(len(host), np.int64)
-    launching = np.flatnonzero(direct > 0)
-    near = nearest_of(host, is_operator, launching)
-    np.add.at(total, near[near >= 0], direct[launching[near >= 0]])
-    return total
 
 
 # Time by nn.Module, where Python stacks were recorded: forward as called, backward as linked.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
 from stepscope.explain.job.rank_part import MANY_RANKS, calls_of_run, empty_part
@@ -42,8 +43,6 @@ from stepscope.trace.run_folder.run_times import read_run_times
 from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.trace.discover import TraceFile
 
@@ -113,13 +112,11 @@ def _summarise(folder: Path, same_rank: tuple[Path, ...]) -> RankWithoutTrace | 
         ),
         run=run,
         mean_ms=mean_ms,
-        rule=_rule(facts.trace),
+        rule=facts.trace.ranks
+        if isinstance(facts.trace, CapturedChoice) and not facts.trace.chosen
+        else None,
         notes=(*oddities.notes, *captured.notes),
     )
-
-
-def _rule(choice: Any) -> str | None:
-    return choice.ranks if isinstance(choice, CapturedChoice) and not choice.chosen else None
 
 
 def is_rank_folder(file: TraceFile) -> bool:

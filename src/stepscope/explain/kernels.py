@@ -13,6 +13,7 @@ import numpy as np
 from stepscope.records.explanation import Copy, Kernel, Launches, Steps
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step import intervals
+from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
 from stepscope.step.call_tree import children_sum, enclosing, group, sum_by
 from stepscope.step.statistics import quantile
 from stepscope.step.steps import step_of
@@ -21,7 +22,6 @@ from stepscope.trace.links import distinct, nearest, nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.flops.costs import Costs
-    from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
 
 # Device time by kernel name. On the CPU, an operator's own time takes a kernel's place.
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.host_calls import place_of, sum_device_time
@@ -19,17 +20,13 @@ from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.source_lines import LineCost, LineCosts, LineKernel, LineOperator
 from stepscope.records.trace import ABSENT, HostKind, Trace
+from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 from stepscope.step.call_tree import children_sum, decode_list, group, sum_by
 from stepscope.step.phases import in_optimizer
 from stepscope.step.statistics import median
 from stepscope.step.steps import find_steps, step_of
 from stepscope.step.work import DATA_LOADING, Work, find_work, launches_of, rows_named
 from stepscope.trace.links import distinct, find_parents, nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 
 # The times of the marked steps are scaled to the step as it is without the profiler.
 

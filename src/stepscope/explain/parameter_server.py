@@ -5,11 +5,11 @@ are, and whether it pays.
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
 from stepscope.records.parameter_server import (
     BlockedBy,
@@ -23,13 +23,9 @@ from stepscope.records.parameter_server import (
     TogetherVerdict,
     WorkerShare,
 )
+from stepscope.step.arrays import Floats, Int64s
 from stepscope.text.figures import factor, milliseconds, percent, significant
 from stepscope.text.words import counted, sentence
-
-if TYPE_CHECKING:
-    from stepscope.records.change_values import Consistency
-    from stepscope.step.arrays import Floats, Int64s
-
 
 # A run through a parameter server, from its events: who waited, and whether it paid.
 
@@ -45,7 +41,14 @@ def summarise_together(events: TogetherEvents) -> TogetherSummary | None:
     rate = sum(len(one) / max(float(one.step_ns.sum()), 1.0) for one in steps) * 1e9
     straggling = find_straggling(worker_times(steps)) if len(steps) > 1 else None
     barrier = 1e3 * len(steps) / straggling.barrier_ms if straggling else None
-    first_ns, last_ns = _span(events)
+    pulls, pushes = events.pulls, events.pushes
+    starts = [pulls.at_unix_ns, pushes.at_unix_ns]
+    ends = [pulls.at_unix_ns + pulls.blocked_ns + pulls.transfer_ns]
+    ends += [pushes.at_unix_ns + pushes.took_ns]
+    first_ns, last_ns = (
+        min(int(one.min()) for one in starts if len(one)),
+        max(int(one.max()) for one in ends if len(one)),
+    )
     verdict, why = judge(events.consistency, rate, straggling)
     whole = sum(int(one.step_ns.sum()) for one in steps)
     blocked = sum(int(one.blocked_ns.sum()) for one in steps)
@@ -91,17 +94,6 @@ def judge(
         return "pays", f"{consistency} gives {times}. {reason}"
     moved = f"{percent(abs(gain - 1))} {'more' if gain >= 1 else 'fewer'} updates per second"
     return "does not pay", f"{consistency} gives {moved} than a barrier at every step. {reason}"
-
-
-def _span(events: TogetherEvents) -> tuple[int, int]:
-    pulls, pushes = events.pulls, events.pushes
-    starts = [pulls.at_unix_ns, pushes.at_unix_ns]
-    ends = [pulls.at_unix_ns + pulls.blocked_ns + pulls.transfer_ns]
-    ends += [pushes.at_unix_ns + pushes.took_ns]
-    return (
-        min(int(one.min()) for one in starts if len(one)),
-        max(int(one.max()) for one in ends if len(one)),
-    )
 
 
 def _share(events: TogetherEvents, steps: WorkerSteps) -> WorkerShare:

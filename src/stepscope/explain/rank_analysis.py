@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -17,7 +17,10 @@ from stepscope.records.explanation import Steps, Timeline
 from stepscope.records.hardware import Ceilings, DeviceSpec, PeakSource, Profile, find_device
 from stepscope.records.job import CollectiveCalls, RankSteps
 from stepscope.records.rank import MeasuredSteps, RankInputs
+from stepscope.records.run import RankRun
+from stepscope.records.strategies import RankStrategy
 from stepscope.records.trace import Trace
+from stepscope.step.arrays import Int32s
 from stepscope.step.collectives import list_calls
 from stepscope.step.correct import Corrected, correct, find_slowness
 from stepscope.step.cuda_graphs import add_recordings, is_of_graphs
@@ -25,11 +28,6 @@ from stepscope.step.graph import CallKind, Typical, typical_step
 from stepscope.step.steps import find_steps
 from stepscope.step.timeline import HostTime, divide, step_time, watch_host
 from stepscope.step.work import Work, find_work
-
-if TYPE_CHECKING:
-    from stepscope.records.run import RankRun
-    from stepscope.records.strategies import RankStrategy
-    from stepscope.step.arrays import Int32s
 
 _T = TypeVar("_T")
 

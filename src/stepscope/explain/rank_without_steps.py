@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from stepscope import changes as remedies
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.explain.findings import sort_findings
 from stepscope.explain.findings.healthy import healthy
@@ -23,7 +24,6 @@ from stepscope.explain.memory.lifetimes import thinned
 from stepscope.explain.memory.model import biggest, held_words
 from stepscope.explain.memory.traced import largest_sites
 from stepscope.explain.parameter_server import summarise_together
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, RankExplanation
 from stepscope.records.memory import (
     ACTIONS,
@@ -40,15 +40,11 @@ from stepscope.records.memory import (
 )
 from stepscope.records.parameter_server import TogetherSummary, TogetherVerdict
 from stepscope.records.quality import Note
+from stepscope.step.arrays import Indices, Int64s
 from stepscope.text.figures import significant, size
 from stepscope.text.figures import size as size_words
 from stepscope.text.words import counted
 from stepscope.trace.run_folder.server_events import read_server_events
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Indices, Int64s
 
 
 def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExplanation:

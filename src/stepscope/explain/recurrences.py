@@ -8,20 +8,17 @@ weight: backward adds to that weight's gradient once, however often it was used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepscope.records.trace import HostKind, Trace
+from stepscope.step.arrays import Bools, Indices, Int32s
 from stepscope.step.call_tree import decode_list
 from stepscope.step.graph import Phase, call_phases, outermost_operator
 from stepscope.step.statistics import median
 from stepscope.step.work import named
-
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Bools, Indices, Int32s
-
 
 LONG = 128  # steps
 _GATES = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}

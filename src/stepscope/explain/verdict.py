@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from stepscope.changes import BATCH, OWN_PYTHON
 from stepscope.explain.findings import NO_LOSS, apply_rules, sort_findings
 from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.host import ON_CPU
@@ -24,16 +24,13 @@ from stepscope.records.explanation import (
 )
 from stepscope.records.hardware import Profile
 from stepscope.records.job import Job
+from stepscope.records.parameter_server import TogetherSummary
 from stepscope.records.quality import Note
 from stepscope.records.rank import RanksWithoutTrace, RankWithoutTrace
-from stepscope.records.remedies import BATCH, OWN_PYTHON
 from stepscope.records.run import RankRun, WholeRun
+from stepscope.records.strategies import Strategy
 from stepscope.step.timeline import mean_budget, stretched
 from stepscope.text.words import sentence
-
-if TYPE_CHECKING:
-    from stepscope.records.parameter_server import TogetherSummary
-    from stepscope.records.strategies import Strategy
 
 _OF_SMALL_BATCHES = ("small-batch", "dispatch-bound")
 # A cause, and the findings that may be its symptoms.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from stepscope.changes import APPLIED
 from stepscope.errors import RefusedError
-from stepscope.fix.named_changes import CONTROLS, ChosenFix, choose_all
-from stepscope.fix.remedies import FIXES
+from stepscope.fix.named_changes import CONTROLS, ChosenChange, choose_all
 from stepscope.fix.training_process import TrainingProcess
 from stepscope.fix.watch_script import ScriptWatch
 from stepscope.records.script_facts import ScriptFacts
@@ -45,8 +45,8 @@ def begin(
     """`watch`: also note what the script is made of."""
     training = TrainingProcess(when_imported, surrounds)
     watching = ScriptWatch(training) if watch else None
-    order = [*FIXES, *CONTROLS]  # whatever order the user named them in
-    for chosen in sorted(choose_all(names), key=lambda chosen: order.index(chosen.remedy.id)):
+    order = [*APPLIED, *CONTROLS]  # whatever order the user named them in
+    for chosen in sorted(choose_all(names), key=lambda chosen: order.index(chosen.id)):
         _apply_one(training, chosen)
     return ChangedTraining(training, watching)
 
@@ -67,34 +67,34 @@ def apply(*names: str) -> list[dict[str, Any]]:
     return begin(names, when_imported, surrounds, watch=False).content()
 
 
-def _apply_one(training: TrainingProcess, chosen: ChosenFix) -> None:
+def _apply_one(training: TrainingProcess, chosen: ChosenChange) -> None:
     """One that cannot be applied is recorded, never raised."""
     with training.applying(str(chosen)) as applied:
         try:
-            if chosen.remedy.is_proposal:
+            if chosen.application.patch_only:
                 raise RefusedError(
                     "it is an edit of the script. `stepscope tune` proposes it as a patch"
                 )
-            if chosen.remedy.environment is not None:
+            if chosen.fix.environment is not None:
                 _check_environment(training, chosen)
-            if chosen.remedy.apply is not None:
-                chosen.remedy.apply(training, chosen.value)
+            if chosen.fix.apply is not None:
+                chosen.fix.apply(training, chosen.value)
         except RefusedError as error:
             applied.refused = str(error)
         except Exception as error:
             applied.refused = f"a defect in stepscope: {type(error).__name__}: {error}"
 
 
-def _check_environment(training: TrainingProcess, chosen: ChosenFix) -> None:
+def _check_environment(training: TrainingProcess, chosen: ChosenChange) -> None:
     """Tell what was set before this process started, and refuse if it is not there."""
-    assert chosen.remedy.environment is not None
-    for name, value in chosen.remedy.environment(chosen.value, os.environ).items():
+    assert chosen.fix.environment is not None
+    for name, value in chosen.fix.environment(chosen.value, os.environ).items():
         present = os.environ.get(name)
         if present == value:
             training.did(f"{name}={value}" if value is not None else f"{name} is not set")
             continue
         wanted = f"{name}={value}" if value is not None else f"{name} unset"
-        if chosen.remedy.apply is None:
+        if chosen.fix.apply is None:
             raise RefusedError(
                 f"it needs {wanted} before Python starts, but here it is {present or 'unset'}"
             )

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.proposal import Proposal, Script, edited, with_indentation
 from stepscope.fix.python_source import Edit, NoPlaceError, PythonSource, SourceLines
-from stepscope.records.remedies import REMEDIES
 from stepscope.records.script_facts import Frame, ScriptFacts
 
 if TYPE_CHECKING:
-    from stepscope.fix.named_changes import ChosenFix
+    from stepscope.fix.named_changes import ChosenChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class PatchedSource:
 
 
 def patch_source(
-    facts: ScriptFacts, chosen: Sequence[ChosenFix], read: Callable[[str], bytes | None]
+    facts: ScriptFacts, chosen: Sequence[ChosenChange], read: Callable[[str], bytes | None]
 ) -> PatchedSource:
     """Make every edit that can be made; `read` gives None for files that must not be edited."""
     patching = _Patching(facts, read)
@@ -49,7 +48,7 @@ class _Patching:
         self._by_hand: list[str] = []
         self._variables: dict[str, str] = {}
 
-    def add(self, chosen: ChosenFix) -> None:
+    def add(self, chosen: ChosenChange) -> None:
         proposal = _proposal(Script(self._facts, self._read), chosen)
         if proposal is None or not self._make(proposal.edits):
             self._by_hand.append(_in_words(chosen, self._original.facts))
@@ -85,18 +84,18 @@ class _Patching:
         )
 
 
-def _proposal(script: Script, chosen: ChosenFix) -> Proposal | None:
+def _proposal(script: Script, chosen: ChosenChange) -> Proposal | None:
     try:
-        return chosen.remedy.patch(script, chosen.value)
+        return chosen.fix.patch(script, chosen.value)
     except NoPlaceError:
         return None
 
 
-def _in_words(chosen: ChosenFix, facts: ScriptFacts) -> str:
+def _in_words(chosen: ChosenChange, facts: ScriptFacts) -> str:
     """For an edit whose place is known but that cannot be made there."""
     value = f" ({chosen})" if chosen.value else ""
     where = f"; the training step is at {facts.backward[0].words}" if facts.backward else ""
-    return f"{REMEDIES[chosen.remedy.id].action}{value}{where}"
+    return f"{chosen.change.action}{value}{where}"
 
 
 def _moved(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.never_raise import never_raise
@@ -20,35 +17,21 @@ _session: Any = None
 
 
 @never_raise
-def arm(began: tuple[int, int], path: Sequence[str]) -> None:
-    """`began`: when Python had started, by the wall clock and perf_counter_ns. `path`: where it
-    looked for modules then, before the script's folder was added."""
+def arm(began: tuple[int, int], unnoticed: Callable[[Callable[[], None]], None]) -> None:
+    """`began`: when Python had started, by the wall clock and perf_counter_ns. `unnoticed` calls
+    what imports modules: the script's own resource.py and Python's must not be mixed up."""
     settings = Settings.from_environment()
     if settings is not None:
         start_up.python_began(*began)
-        when_imported("torch", partial(_begin, settings, path))
+        when_imported("torch", lambda _torch: unnoticed(lambda: _start_session(settings)))
         expect("safetensors.torch")  # it imports torch
 
 
-def _begin(settings: Settings, path: Sequence[str], _torch: Any) -> None:
-    """Only once, even if torch's code runs again."""
-    if _session is None:
-        with _found_first(path):
-            _start_session(settings)
-
-
-@contextlib.contextmanager
-def _found_first(path: Sequence[str]) -> Iterator[None]:
-    """The script's own resource.py must not be taken for the standard library's."""
-    sys.path[:0] = path
-    try:
-        yield
-    finally:
-        del sys.path[: len(path)]
-
-
 def _start_session(settings: Settings) -> None:
+    """Only once, even if torch's code runs again."""
     global _session
+    if _session is not None:
+        return
     from stepscope.measure.hooks import install
     from stepscope.measure.session.session import Session
     from stepscope.measure.session.trial import TrialLog

@@ -8,7 +8,6 @@ Where a version of torch keeps less, less is written.
 from __future__ import annotations
 
 import base64
-import json
 import sys
 import threading
 import zlib
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.measure.cuda_graphs import GraphCaptures, outside_torch
-from stepscope.measure.folder import COMPILER, note_unwritten
+from stepscope.measure.folder import COMPILER
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.patches import when_imported, wrap
-from stepscope.measure.writer import append_lines
+from stepscope.measure.writer import try_append
 
 MOST_TEXT_BYTES = 8 << 20  # of one graph, packed; larger ones are named without their text
 MOST_GRAPHS = 4096
@@ -27,28 +26,14 @@ _MOST_REASON, _MOST_FRAMES = 2000, 8
 _LONGEST_WAIT_S = 1.0  # a forked process may have inherited a lock that nobody will release
 # What is kept of dynamo's own record of a compilation; a version may lack some.
 _FIELDS = (
-    "compile_id",
-    "co_name",
-    "co_filename",
-    "co_firstlineno",
-    "is_forward",
-    "start_time_us",
-    "duration_us",
-    "start_time",
-    "entire_frame_compile_time_s",
-    "backward_cumulative_compile_time_us",
-    "recompile_reason",
-    "fail_type",
-    "fail_reason",
-    "fail_user_frame_filename",
-    "fail_user_frame_lineno",
-    "has_guarded_code",
-    "cudagraph_skip_reason",
-    "inductor_fx_local_cache_hit_count",
-    "inductor_fx_local_cache_miss_count",
-    "aotautograd_local_cache_hit_count",
+    "compile_id", "co_name", "co_filename", "co_firstlineno", "is_forward", "start_time_us",
+    "duration_us", "start_time", "entire_frame_compile_time_s",
+    "backward_cumulative_compile_time_us", "recompile_reason", "fail_type", "fail_reason",
+    "fail_user_frame_filename", "fail_user_frame_lineno", "has_guarded_code",
+    "cudagraph_skip_reason", "inductor_fx_local_cache_hit_count",
+    "inductor_fx_local_cache_miss_count", "aotautograd_local_cache_hit_count",
     "aotautograd_local_cache_miss_count",
-)
+)  # fmt: skip
 
 
 class CompilerLog:
@@ -98,12 +83,8 @@ class CompilerLog:
             self._look_at_compilations()
         lines = self._lines[:]
         del self._lines[: len(lines)]
-        if not lines:
-            return
-        try:
-            append_lines(folder / COMPILER, [json.dumps(_packed(line)) for line in lines])
-        except OSError as error:
-            note_unwritten(COMPILER, error)
+        if lines:
+            try_append(folder / COMPILER, map(_packed, lines))
 
     @never_raise
     def _look_at_compilations(self) -> None:

@@ -4,24 +4,21 @@ meanwhile; and the operators that each capture recorded (graphs.jsonl).
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
-import json
 import os
 import sys
 import threading
 import weakref
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.measure.folder import GRAPHS, note_unwritten
+from stepscope.measure.folder import GRAPHS
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.patches import has_compiled, when_imported, wrap
-from stepscope.measure.writer import append_lines
+from stepscope.measure.writer import packed_text, try_append
 
 # While a graph is captured, CUDA refuses many calls of every thread, even whether an event has
 # happened, and the capture fails with them. `is_current_stream_capturing` knows one stream of one
@@ -143,8 +140,12 @@ class GraphCaptures:
 
     @never_raise
     def _begin(self, graph: Any) -> None:
-        if not self.is_wanted or self._count >= MOST_CAPTURES or _would_run_uncompiled():
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        if not self.is_wanted or self._count >= MOST_CAPTURES:
             return
+        if has_compiled() and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            return  # this version of torch runs compiled functions uncompiled below any mode
         self._count += 1
         rows = CaptureRows()
         mode = _recorder(rows, self._forward)
@@ -170,17 +171,7 @@ class GraphCaptures:
             finished, self._finished = self._finished, []
         if not finished or not self.is_wanted:
             return
-        try:
-            append_lines(folder / GRAPHS, [json.dumps(_packed(rows)) for rows in finished])
-        except OSError as error:
-            note_unwritten(GRAPHS, error)
-
-
-def _would_run_uncompiled() -> bool:
-    """Whether this version of torch runs compiled functions uncompiled below any mode."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    return has_compiled() and not hasattr(TorchDispatchMode, "ignore_compile_internals")
+        try_append(folder / GRAPHS, map(_packed, finished))
 
 
 def _recorder(rows: CaptureRows, forward: dict[int, Where]) -> Any:
@@ -255,18 +246,16 @@ def _add_place(rows: CaptureRows, forward: dict[int, Where], node: Any) -> None:
         rows.places[-1] = forward.get(node._sequence_nr())
         return
     frame, rows.in_optimizer[-1] = outside_torch(sys._getframe(1))
-    place = (
-        None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    )
-    rows.places[-1] = place
-    if place is not None and len(forward) < MOST_OPERATORS:
+    if frame is None:
+        return
+    place = rows.places[-1] = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+    if len(forward) < MOST_OPERATORS:
         # Of the node that autograd made last: an operator's own is made before it runs.
         import torch
 
         following = getattr(torch.autograd, "_get_sequence_nr", None)
-        number = None if following is None else following() - 1
-        if number is not None:
-            forward.setdefault(number, place)
+        if following is not None:
+            forward.setdefault(following() - 1, place)
 
 
 def outside_torch(frame: FrameType | None) -> tuple[FrameType | None, bool]:
@@ -304,11 +293,6 @@ def _packed(rows: CaptureRows) -> dict[str, Any]:
     return {
         "what": "capture",
         "count": len(rows.operators),
-        "operators": _pack(rows.operators),
-        "where": _pack(where),
+        "operators": packed_text(rows.operators),
+        "where": packed_text(where),
     }
-
-
-def _pack(value: Any) -> str:
-    text = json.dumps(value, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode("utf-8", "replace"), 6)).decode()

@@ -135,10 +135,7 @@ class _WatchedScript:
         from torch.optim import optimizer as optimizers
         from torch.utils import _foreach_utils
 
-        for types in (
-            optimizers._foreach_supported_types,
-            _foreach_utils._foreach_supported_types,
-        ):
+        for types in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
             types.append(FakeTensor)
         optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
         optimizers.register_optimizer_step_post_hook(self._after_optimizer)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 import threading
 import time
@@ -30,15 +31,9 @@ from stepscope.records.processors import (
 
 _PROC = Path("/proc")
 _VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "OMP_PROC_BIND",
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "ATEN_CPU_CAPABILITY",
-)
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY", "KMP_BLOCKTIME", "ATEN_CPU_CAPABILITY",
+)  # fmt: skip
 _MOST_PROCESSES = 2000  # reading more would take longer than a step
 Counts = dict[str, Any]
 
@@ -85,10 +80,6 @@ def growth(before: Counts, now: Counts) -> Counts:
 def _own_use() -> Counts:
     """Use by all threads of this process."""
     names = ("user_ns", "system_ns", "voluntary", "involuntary")
-    try:
-        import resource
-    except ImportError:  # not Unix
-        return dict.fromkeys(names)
     use = resource.getrusage(resource.RUSAGE_SELF)
     values = (round(use.ru_utime * 1e9), round(use.ru_stime * 1e9), use.ru_nvcsw, use.ru_nivcsw)
     return dict(zip(names, values, strict=True))
@@ -352,11 +343,9 @@ def counters_reader() -> Callable[[], ThreadCounters] | None:
     The scheduler counts the time on a core up to its last tick; the clock, up to now.
     """
     try:
-        import resource
-
         thread = resource.RUSAGE_THREAD
         file = os.open(_SCHEDULER, os.O_RDONLY)
-    except (ImportError, AttributeError, OSError):
+    except (AttributeError, OSError):
         return None
 
     def read() -> ThreadCounters:

@@ -4,6 +4,7 @@ older lines of steps.jsonl are packed.
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -72,6 +73,20 @@ def append_lines(path: Path, lines: Iterable[str], *, alone: bool = False) -> No
             if alone:
                 file.truncate(before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def try_append(path: Path, values: Iterable[Any], *, name: str | None = None) -> None:
+    """Append a line of JSON for each value; a disk that refuses is only noted."""
+    try:
+        append_lines(path, map(json.dumps, values))
+    except OSError as error:
+        note_unwritten(name or path.name, error)
+
+
+def packed_text(value: Any) -> str:
+    """Return JSON, compressed, as text."""
+    text = json.dumps(value, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "replace"), 6)).decode()
 
 
 def started_thread(work: Callable[[], object], name: str) -> threading.Thread | None:

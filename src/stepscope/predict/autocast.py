@@ -58,11 +58,9 @@ _ACTIVATION = lazy_pattern(r"gelu|silu|relu|glu|tanh|sigmoid|hardswish|mish", re
 # These take as long for each row or window, however many bytes it has.
 _BOUND_BY_INDEX = lazy_pattern(r"gather|index|scatter|max_pool", re.I)
 _OVER_WINDOWS = lazy_pattern(r"pool|roll")
-_ATOMIC_ADDS = lazy_pattern(r"index_add|scatter_add")
 _ELEMENTWISE = lazy_pattern(r"elementwise_kernel")
 _VECTORIZED = lazy_pattern(r"vectorized_elementwise_kernel")
 _STRIDED = fitted("kernels.autocast_strided")
-_NARROW_ATOMICS = fitted("kernels.autocast_atomics")
 _MIXED = fitted("kernels.autocast_mixed")  # a kernel that casts each element it reads
 # cuDNN has no batch norm from bf16 to fp32 statistics; PyTorch's own takes this much longer.
 _OWN_BATCH_NORM = table("kernels.own_batch_norm", dict[str, float])
@@ -95,7 +93,6 @@ def retime_elements(
     strided = elementwise & ~context.kernels_named(_VECTORIZED.search)
     strided |= context.named(_OVER_WINDOWS.search)
     factor = np.where(by_index, 1.0, np.where(strided, _STRIDED, NARROW / FULL))
-    factor = np.where(context.named(_ATOMIC_ADDS.search), _NARROW_ATOMICS, factor)
     factor = np.where(width == Width.NARROW, factor, 1.0)
     factor = np.where((width == Width.MIXED) & elementwise & ~by_index, _MIXED, factor)
     factor = np.where(stays, 1.0, factor)

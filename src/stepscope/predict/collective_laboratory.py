@@ -59,14 +59,9 @@ def analyse(raw: dict[str, Any]) -> LaboratoryReport:
     for sweep in raw["algorithms"]:
         curve = None
         if sweep["algorithm"] in ALGORITHMS:
-            curve = predicted_curve(
-                sweep["algorithm"],
-                sweep["kind"],
-                raw["world_size"],
-                links[sweep["kind"]],
-                hosts,
-                groups,
-            )
+            named = sweep["algorithm"], sweep["kind"]
+            schedule = build_schedule(*named, raw["world_size"], groups)
+            curve = predicted_curve(schedule, links[sweep["kind"]], hosts)
             curves[sweep["kind"], sweep["algorithm"]] = curve
         algorithms.append(_times(sweep, curve, raw["world_size"], groups))
     return LaboratoryReport(
@@ -80,16 +75,11 @@ def analyse(raw: dict[str, Any]) -> LaboratoryReport:
 
 
 def predicted_curve(
-    algorithm: str,
-    kind: str,
-    ranks: int,
-    link: LinkModel,
-    hosts: Sequence[Sequence[int]],
-    groups: Sequence[Sequence[int]],
+    schedule: CollectiveSchedule, link: LinkModel, hosts: Sequence[Sequence[int]]
 ) -> Curve:
     """The formula as a function of the vector's bytes."""
-    loads = step_loads(build_schedule(algorithm, kind, ranks, groups), hosts)
-    return lambda size_bytes: predict_ns(loads, size_bytes, ranks, link)
+    loads = step_loads(schedule, hosts)
+    return lambda size_bytes: predict_ns(loads, size_bytes, schedule.ranks, link)
 
 
 def _times(
@@ -97,10 +87,17 @@ def _times(
 ) -> AlgorithmTimes:
     kind, algorithm = sweep["kind"], sweep["algorithm"]
     terms = count_terms(build_schedule(algorithm, kind, ranks, groups)) if curve else None
-    sizes = tuple(
-        _size(size_bytes, [median(one[place]) for one in sweep["passes_ns"]], curve)
-        for place, size_bytes in enumerate(sweep["sizes_bytes"])
-    )
+    sizes = []
+    for place, size_bytes in enumerate(sweep["sizes_bytes"]):
+        passes_ns = [median(one[place]) for one in sweep["passes_ns"]]
+        times = PredictedSize(
+            size_bytes=size_bytes,
+            time_ns=round(median(passes_ns)),
+            low_ns=round(min(passes_ns)),
+            high_ns=round(max(passes_ns)),
+            predicted_ns=curve(size_bytes) if curve else None,
+        )
+        sizes.append(times)
     errors = [
         abs(one.predicted_ns / one.time_ns - 1) for one in sizes if one.predicted_ns is not None
     ]
@@ -111,18 +108,8 @@ def _times(
         steps=terms.steps if terms else None,
         sent=terms.sent if terms else None,
         added=terms.added if terms else None,
-        sizes=sizes,
+        sizes=tuple(sizes),
         error=median(errors) if errors else None,
-    )
-
-
-def _size(size_bytes: int, passes_ns: list[float], curve: Curve | None) -> PredictedSize:
-    return PredictedSize(
-        size_bytes=size_bytes,
-        time_ns=round(median(passes_ns)),
-        low_ns=round(min(passes_ns)),
-        high_ns=round(max(passes_ns)),
-        predicted_ns=curve(size_bytes) if curve else None,
     )
 
 
@@ -262,23 +249,16 @@ def predict_ns(loads: Sequence[StepLoad], size_bytes: float, ranks: int, link: L
 
 def _step_ns(load: StepLoad, size_bytes: float, ranks: int, link: LinkModel) -> float:
     if link.inside is None:
-        travel = _between_lines(load, load.sent * size_bytes, ranks, link)
+        # Between a pair on its own and everyone at once, by the number of ranks that send.
+        sent_bytes = load.sent * size_bytes
+        alone, together = _at(link.pair, sent_bytes), _at(link.hop, sent_bytes)
+        busy = min(1.0, max(0, load.senders - 2) / (ranks - 2)) if ranks > 2 else 1.0
+        travel = alone + (together - alone) * busy
     else:
-        parts = []
-        if load.inside:
-            parts.append(_at(link.inside, load.inside * size_bytes))
-        if load.between:
-            parts.append(_at(link.hop, load.between * size_bytes))
-        travel = max(parts, default=0.0)
+        ways = ((link.inside, load.inside), (link.hop, load.between))
+        travel = max((_at(line, share * size_bytes) for line, share in ways if share), default=0.0)
     further = (load.messages - 1) * link.message_ns
     return travel + further + load.added * size_bytes * link.gamma_ns_per_byte
-
-
-def _between_lines(load: StepLoad, sent_bytes: float, ranks: int, link: LinkModel) -> float:
-    """Between a pair on its own and everyone at once, by the number of ranks that send."""
-    alone, together = _at(link.pair, sent_bytes), _at(link.hop, sent_bytes)
-    busy = min(1.0, max(0, load.senders - 2) / (ranks - 2)) if ranks > 2 else 1.0
-    return alone + (together - alone) * busy
 
 
 def _at(line: Sequence[Segment], size_bytes: float) -> float:
@@ -318,7 +298,12 @@ _FEW = 3  # the smallest sizes, where bytes hardly count
 
 def fit_link(probes: Sequence[dict[str, Any]], ranks: int) -> LinkModel:
     """Probes as the ranks wrote them: name, steps, sizes_bytes, passes_ns."""
-    times = {(probe["name"], probe["steps"]): _medians(probe["passes_ns"]) for probe in probes}
+    times = {
+        (probe["name"], probe["steps"]): [
+            [float(median(calls)) for calls in one] for one in probe["passes_ns"]
+        ]
+        for probe in probes
+    }
     sizes = list(probes[0]["sizes_bytes"])
     (many,) = {steps for name, steps in times if name == "hop" and steps > 1}
     once, often = times["hop", 1], times["hop", many]
@@ -333,28 +318,22 @@ def fit_link(probes: Sequence[dict[str, Any]], ranks: int) -> LinkModel:
     hop = _fit(sizes, steps, ranks)
     adds, pair, fan, inside = map(per_step, ("add", "pair", "fan", "inside"))
     assert adds is not None
+    # What adding takes at the two largest sizes, per byte.
+    more = _each(lambda step, add: add - step, steps, adds)
+    adding = [row[place] / sizes[place] for row in more for place in (-2, -1)]
+    message_ns = 0.0
+    if fan:  # every rank sends ranks - 1 small messages instead of one
+        more = _each(lambda step, together: together - step, steps, fan)
+        message_ns = max(0.0, median(_flat(more, 1)) / (ranks - 2))
     return LinkModel(
         start_ns=start,
         hop=hop.segments,
         pair=_fit(sizes, pair, ranks).segments if pair else hop.segments,
         inside=_fit(sizes, inside, ranks).segments if inside else None,
-        gamma_ns_per_byte=_gamma(sizes, steps, adds),
-        message_ns=_message_ns(steps, fan, ranks) if fan else 0.0,
+        gamma_ns_per_byte=max(0.0, median(adding)),
+        message_ns=message_ns,
         noise=hop.noise,
     )
-
-
-def _gamma(sizes: list[int], steps: Times, adds: Times) -> float:
-    """What adding takes at the two largest sizes, per byte."""
-    more = _each(lambda step, add: add - step, steps, adds)
-    large = [row[place] / sizes[place] for row in more for place in (-2, -1)]
-    return max(0.0, median(large))
-
-
-def _message_ns(steps: Times, fan: Times, ranks: int) -> float:
-    """Every rank sends ranks - 1 small messages instead of one."""
-    more = _each(lambda step, all_of_them: all_of_them - step, steps, fan)
-    return max(0.0, median(_flat(more, 1)) / (ranks - 2))
 
 
 def _fit(sizes: list[int], steps: Times, ranks: int) -> CollectiveFit:
@@ -362,10 +341,6 @@ def _fit(sizes: list[int], steps: Times, ranks: int) -> CollectiveFit:
     return fit_sweep(
         kind="hop", group="world", group_size=ranks, sizes_bytes=sizes, passes_ns=by_call
     )
-
-
-def _medians(passes_ns: list[list[list[float]]]) -> Times:
-    return [[float(median(calls)) for calls in one] for one in passes_ns]
 
 
 def _each(combine: Any, *times: Times) -> Times:

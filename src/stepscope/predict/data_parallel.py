@@ -13,7 +13,7 @@ import numpy as np
 
 from stepscope.predict.step_context import ACCUMULATE, StepContext, in_step
 from stepscope.records.dtypes import LOWER_CASE_BYTES
-from stepscope.records.job import KINDS, CollectiveCalls, Group
+from stepscope.records.job import KINDS, CollectiveCalls
 from stepscope.records.strategies import RankFullySharded, RankPipeline, RankTensorParallel
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text
@@ -85,15 +85,18 @@ def find_traced_exchange(context: StepContext, graph: StepGraph) -> TracedExchan
         return _find_single_rank(context, graph)
     reasons = (_NOT_REPLICAS.get(type(strategy)) for strategy in context.analysis.strategies)
     summing = _is_in_backward(context, row) & (calls.kind == KINDS.index("all_reduce"))
-    group = _largest_group(calls, summing)
+    groups = [calls.groups[place] for place in distinct(calls.group[summing]).tolist()]
+    sized = (group for group in groups if group.size)
+    group = max(sized, key=lambda group: group.size or 0, default=None)
     ranks = (group.size if group else None) or trace.world_size or 1
+    known = summing & (calls.size_bytes > 0)
     tasks, numbers = _find_tasks(context, graph, calls, summing)
     called_ns = np.where(row[numbers] >= 0, trace.host.start_ns[np.maximum(row[numbers], 0)], 0)
     return TracedExchange(
         ranks=ranks,
         buckets=_find_buckets(context, graph, called_ns, calls.size_bytes[numbers]),
         tasks=tasks,
-        all_reduces=_find_all_reduces(calls, summing, ranks),
+        all_reduces=list_all_reduces(calls, known, ranks) if ranks > 1 and known.any() else None,
         not_replicas=next((reason for reason in reasons if reason), None),
         members=group.ranks if group else (),
         carried_bytes=carried_bytes(calls, numbers),
@@ -124,13 +127,6 @@ def _is_in_backward(context: StepContext, row: NDArray[np.int32]) -> Flags:
     return inside
 
 
-def _largest_group(calls: CollectiveCalls, chosen: Flags) -> Group | None:
-    groups = [calls.groups[group] for group in distinct(calls.group[chosen]).tolist()]
-    return max(
-        (group for group in groups if group.size), key=lambda group: group.size or 0, default=None
-    )
-
-
 def _find_tasks(
     context: StepContext, graph: StepGraph, calls: CollectiveCalls, summing: Flags
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -145,15 +141,6 @@ def _find_tasks(
     place = np.minimum(np.searchsorted(calls.start_ns[order], start), len(order) - 1)
     hit = calls.start_ns[order[place]] == start
     return tasks[hit], order[place[hit]]
-
-
-def _find_all_reduces(
-    calls: CollectiveCalls, summing: Flags, ranks: int
-) -> TracedAllReduces | None:
-    known = summing & (calls.size_bytes > 0)
-    if ranks < 2 or not known.any():
-        return None
-    return list_all_reduces(calls, known, ranks)
 
 
 def list_all_reduces(calls: CollectiveCalls, chosen: Flags, ranks: int) -> TracedAllReduces:
@@ -204,28 +191,22 @@ def _find_single_rank(context: StepContext, graph: StepGraph) -> TracedExchange 
     rows = rows[_is_in_backward(context, rows.astype(np.int32))]
     if not len(rows):
         return None
-    width = _gradient_width(context)
-    elements = by_text(context.trace, host.shapes, rows, _given_elements, 0.0)
+    width = 4  # bytes of an element; the call's own list of tensors does not give its type
+    accumulated = rows_in_step(context, (ACCUMULATE,))
+    accumulated = accumulated[host.dtypes[accumulated] >= 0]
+    if len(accumulated):
+        types = msgspec.json.decode(context.trace.strings[host.dtypes[accumulated[0]]])
+        width = LOWER_CASE_BYTES.get(types[0].lower(), 4) if types else 4
+
+    def given_elements(shapes: str) -> float:
+        """Elements of the call's list of tensors."""
+        dims = msgspec.json.decode(shapes)
+        return float(count_elements(dims[0] if dims else None))
+
+    elements = by_text(context.trace, host.shapes, rows, given_elements, 0.0)
     sizes = width * elements.astype(np.int64)
     buckets = _find_buckets(context, graph, host.start_ns[rows], sizes)
     return TracedExchange(ranks=1, buckets=buckets, tasks=np.zeros(0, np.intp), all_reduces=None)
-
-
-def _gradient_width(context: StepContext) -> int:
-    """Bytes per element; the call's own list of tensors does not give its type."""
-    host, strings = context.trace.host, context.trace.strings
-    rows = rows_in_step(context, (ACCUMULATE,))
-    rows = rows[host.dtypes[rows] >= 0]
-    if not len(rows):
-        return 4
-    types = msgspec.json.decode(strings[host.dtypes[rows[0]]])
-    return LOWER_CASE_BYTES.get(types[0].lower(), 4) if types else 4
-
-
-def _given_elements(shapes: str) -> float:
-    """Elements of the call's list of tensors."""
-    dims = msgspec.json.decode(shapes)
-    return float(count_elements(dims[0] if dims else None))
 
 
 # Gradients become ready in backward, fill DDP's buckets, and are summed while backward runs.
@@ -294,21 +275,16 @@ def find_gradients(context: StepContext, graph: StepGraph) -> Gradients | None:
     if not len(rows) or (host.shapes[rows] < 0).any():
         return None
     ready = calls_after(context, graph, host.start_ns[rows] + host.dur_ns[rows])
-    last = _last_pass(graph, ready, host.shapes[rows])
-    rows, ready = rows[last], ready[last]
+    # Micro-batches bring the same gradients after each forward; only the last ones are summed.
+    forward = np.append(0, np.cumsum(graph.calls.phase == Phase.FORWARD))[ready]
+    edges = np.flatnonzero(np.diff(forward)) + 1
+    passes = np.split(host.shapes[rows], edges)
+    if len(edges) and all(np.array_equal(one, passes[-1]) for one in passes):
+        rows, ready = rows[edges[-1] :], ready[edges[-1] :]
     size, dtype = _sizes(context, rows)
     if (size <= 0).all():
         return None
     return Gradients(ready=np.maximum.accumulate(ready), size_bytes=size, dtype=dtype)
-
-
-def _last_pass(graph: StepGraph, ready: Ints, shapes: Ints) -> slice:
-    """Micro-batches bring the same gradients after each forward; only the last ones are summed."""
-    forward = np.append(0, np.cumsum(graph.calls.phase == Phase.FORWARD))[ready]
-    edges = np.flatnonzero(np.diff(forward)) + 1
-    passes = np.split(shapes, edges)
-    repeated = all(np.array_equal(one_pass, passes[-1]) for one_pass in passes)
-    return slice(int(edges[-1]) if repeated and len(edges) else 0, None)
 
 
 def _sizes(context: StepContext, rows: NDArray[np.intp]) -> tuple[Sizes, Ints]:
@@ -413,14 +389,14 @@ class NormBuffers(msgspec.Struct, frozen=True, kw_only=True):
 def find_norm_buffers(context: StepContext) -> NormBuffers | None:
     """None for a step without batch norms that keep statistics."""
     rows = rows_in_step(context, (_NORM,))
-    channels = by_text(context.trace, context.trace.host.shapes, rows, _channels, 0.0)
+
+    def count_channels(shapes: str) -> float:
+        mean = msgspec.json.decode(shapes)[_MEAN : _MEAN + 1]
+        return float(mean[0][0]) if mean and len(mean[0]) == 1 else 0.0
+
+    channels = by_text(context.trace, context.trace.host.shapes, rows, count_channels, 0.0)
     norms = int(np.count_nonzero(channels))
     return NormBuffers(norms=norms, size_bytes=8 * int(channels.sum())) if norms else None
-
-
-def _channels(shapes: str) -> float:
-    mean = msgspec.json.decode(shapes)[_MEAN : _MEAN + 1]
-    return float(mean[0][0]) if mean and len(mean[0]) == 1 else 0.0
 
 
 # The slowest of several workers: all of them wait for it.

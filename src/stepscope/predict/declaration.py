@@ -1,12 +1,8 @@
-"""Declare a what-if: its record in whatifs/, the outcome it returns, the reasons it refuses
-with, and the values that users write.
-"""
+"""Say what a what-if gives back: the changed step and what was assumed, or why it refuses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from enum import IntEnum, auto
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,70 +12,6 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
     from stepscope.records.prediction import PeakMemory
     from stepscope.step.graph import Flags, StepGraph
-
-# What a what-if declares about itself: whatifs/__init__.py has the table of all of them.
-
-
-class ApplyStage(IntEnum):
-    """Changes are made in this order, whatever order they were asked for in.
-
-    What-ifs read the trace as well as the graph. So removing and shortening come first, while the
-    two still agree. Next comes another GPU, whose rates then price operators by their shapes, then
-    what grows or repeats tasks, then the exchange between workers, which is planned as a whole. A
-    CUDA graph comes last: it leaves one call and no phases.
-    """
-
-    REMOVE = auto()
-    SCALE = auto()
-    STOP_WAITING = auto()
-    THREADS = auto()
-    GPU = auto()
-    PRECISION = auto()
-    OPTIMIZER = auto()
-    FUSE = auto()
-    BATCH = auto()
-    RECOMPUTE = auto()
-    ACCUMULATE = auto()
-    WORKERS = auto()
-    SHARD = auto()
-    BUCKETS = auto()
-    LINKS = auto()
-    BALANCE = auto()
-    LAUNCH_ONCE = auto()
-
-
-class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    name: str  # on the command line
-    help: str  # one line for `stepscope whatif --list`
-    label: str | Callable[[str], str]  # what people call it; {} stands for the value
-    stage: ApplyStage
-    apply: Apply
-    takes_value: bool = True
-    value_is_optional: bool = False
-    repeatable: bool = False  # may be given more than once
-    usual: tuple[str, ...] = ()  # values worth trying on any step
-    for_several_ranks: bool = False  # tried only on a job of several ranks
-    needs_every_step: bool = False  # tried only if all steps of the run are known
-    saves_memory: tuple[str, ...] = ()  # values that save memory and cost time
-    is_goal: bool = False  # nobody can make this change as such; a finding says how to get there
-    keeps_peak: bool = False  # peak memory stays as it is
-    joins_peak: bool = False  # its peak counts the changes made before it
-    shares_batch: Callable[[str], bool] | None = None  # if so, the peak joins others too
-    needs_ceilings: bool = True  # priced by calibrated rates, not by the trace alone
-    # Remedies of findings that this predicts, each with the values to try; the best one counts.
-    # What `run --with` spells otherwise stands in records/remedies.py.
-    remedies: dict[str, tuple[str, ...]] = {}
-
-    def describe(self, value: str) -> str:
-        """The change with this value, as people call it."""
-        if not isinstance(self.label, str):
-            return self.label(value)
-        if self.takes_value and not value:
-            return self.name
-        return self.label.format(value)
-
-
-# What a what-if gives back: the changed step and what was assumed, or why it refuses.
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
@@ -111,11 +43,6 @@ def changed(context: StepContext, graph: StepGraph) -> StepContext:
     return replace(context, graph=graph)
 
 
-# Values that users write: 2, 0.5, x2.
-
-_FACTORS = {0.5: "half", 2.0: "twice"}
-
-
 def parse_positive(name: str, value: str, wanted: str) -> float:
     """Raises WrongValue for anything but a positive number."""
     try:
@@ -133,15 +60,6 @@ def parse_whole(value: str) -> int:
         return int(value)
     except ValueError:
         return 0
-
-
-def describe_factor(value: str) -> str:
-    """2 is twice, 0.5 is half, 3 is 3 times."""
-    try:
-        factor = float(value.removeprefix("x"))
-    except ValueError:
-        return value
-    return _FACTORS.get(factor) or f"{factor:g} times"
 
 
 # Steps whose kernels belong to no known operator, as CUDA graphs without their recording.
@@ -163,7 +81,3 @@ def require_operators(context: StepContext, change: str) -> None:
             f"{change}: the trace does not say which operators launched its kernels. With "
             "CUDA graphs, record an eager step, or the graph's capture, in the same window"
         )
-
-
-if TYPE_CHECKING:
-    Apply = Callable[[StepContext, str], Outcome]

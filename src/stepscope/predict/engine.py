@@ -19,7 +19,7 @@ from stepscope.predict.declaration import NothingToChange, Outcome, Refused, Wro
 from stepscope.predict.fitted import fitted
 from stepscope.predict.stalls import describe_stalls, find_stalls, with_longer_steps
 from stepscope.predict.step_context import StepContext, find_parameters, find_rule, read_batch
-from stepscope.predict.whatifs import find_whatif, in_order
+from stepscope.predict.whatifs import find_prediction, in_order, predict_change
 from stepscope.records.hardware import find_device
 from stepscope.records.job import Job
 from stepscope.records.memory import Memory
@@ -36,7 +36,6 @@ from stepscope.step.replay import step_ns
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.parameter_server import ConsistencyPromise
 
 # A trace and some what-ifs -> a prediction with an interval.
 #
@@ -76,7 +75,13 @@ class Bench:
         measured = analysis.measured
         self.run = analysis.run if measured else None
         self.profiled_ns = step_ns(analysis.typical.graph)
-        corrected = _typical_step(analysis)
+        # As `explain` shows it: measured, else without the profiler's cost, else as recorded.
+        traced = analysis.typical.graph
+        if measured is not None:
+            corrected = correct(traced, trace, truth=measured, slowness=analysis.slowness)
+        else:
+            recorded_ns = 1e6 * (analysis.profiled_ms or 0.0)
+            corrected = analysis.corrected or as_recorded(traced, trace, recorded_ns)
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
@@ -138,14 +143,16 @@ class Bench:
     def change(self, trial: Trial, setting: Setting) -> Trial:
         """Make one more change; callers keep to `in_order`."""
         try:
-            outcome = find_whatif(setting.name).apply(trial.context, setting.value)
+            outcome = predict_change(setting.name, trial.context, setting.value)
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
+            # The change comes before its reason, unless the reason names it.
+            named = str(reason).startswith(setting.name)
             pointless = (setting,) if isinstance(reason, NothingToChange) else ()
             return replace(
                 trial,
-                refused=(*trial.refused, _name_setting(setting, str(reason))),
+                refused=(*trial.refused, str(reason) if named else f"{setting}: {reason}"),
                 pointless=(*trial.pointless, *pointless),
             )
         after = step_ns(outcome.context.graph)
@@ -177,15 +184,31 @@ class Bench:
             low = max(low, least + (context.stalls.least_ns if context.stalls else 0.0))
         speedup = self.mean_ns / predicted if predicted else 1.0
         half = _half_of_speedup(self.context, trial, base)
-        baseline_low, baseline_high = self._baseline_interval()
+        # That of the run's mean step if it is known, else of the corrected step.
+        baseline_low, baseline_high = base.low_ns, base.high_ns
+        if self.run is not None and self.run.times is not None:
+            baseline_low = min(1e6 * self.run.times.low_ms, self.mean_ns)
+            baseline_high = max(1e6 * self.run.times.high_ms, self.mean_ns)
         # Two changes of the peak that were not worked out together: how they act is not known.
         peak = trial.peak if len(trial.peak_changes) == 1 else None
         if not trial.peak_changes:
             peak = self.peak_now
         # Several what-ifs plan the exchange together; it is described once.
-        planned = context.exchange.summary if context.exchange else ""
-        if peak and context.exchange:
-            peak = peak.plus(context.exchange.held_bytes)
+        said = [*trial.assumptions]
+        if context.exchange:
+            peak = peak.plus(context.exchange.held_bytes) if peak else None
+            said += filter(None, [context.exchange.summary])
+        # What was priced with ceilings that may be too low.
+        priced = any(find_prediction(setting.name).needs_ceilings for setting in trial.applied)
+        said += filter(None, [context.ceilings.doubt if priced and context.ceilings else ""])
+        said += describe_stalls(context.stalls) if trial.applied else ()
+        consistency = context.consistency
+        if consistency is not None:  # updates per second, every worker with one per step
+            rates = (1e9 * consistency.workers / ns for ns in (predicted, high, low))
+            names = ("updates_per_s", "low", "high")
+            consistency = replace(
+                consistency, **dict(zip(names, rates, strict=True)), step_ms=predicted / 1e6
+            )
         return Prediction(
             settings=tuple(settings),
             baseline_ms=self.mean_ns / 1e6,
@@ -208,16 +231,11 @@ class Bench:
             throughput_factor=trial.samples * speedup,
             speedup_low=speedup * math.exp(-half),
             speedup_high=speedup * math.exp(half),
-            assumptions=(
-                *trial.assumptions,
-                *((planned,) if planned else ()),
-                *_ceilings_doubt(trial),
-                *(describe_stalls(context.stalls) if trial.applied else ()),
-            ),
+            assumptions=tuple(said),
             refused=trial.refused,
             pointless=trial.pointless,
             applied=tuple(setting for setting in settings if setting in trial.applied),
-            consistency=_of_step(context.consistency, predicted, low, high),
+            consistency=consistency,
         )
 
     def interval_ms(self, context: StepContext, doubt: float) -> tuple[float, float, float]:
@@ -228,24 +246,6 @@ class Bench:
             context = replace(context, stalls=stalls)
         low, high = _interval(context, self.corrected, typical, doubt**2)
         return (typical + context.stalls_ns) / 1e6, low / 1e6, high / 1e6
-
-    def _baseline_interval(self) -> tuple[float, float]:
-        """That of the run's mean step if it is known, else of the corrected step."""
-        base, mean = self.corrected, self.mean_ns
-        if self.run is None or self.run.times is None:
-            return base.low_ns, base.high_ns
-        times = self.run.times
-        return min(1e6 * times.low_ms, mean), max(1e6 * times.high_ms, mean)
-
-
-def _typical_step(analysis: RankAnalysis) -> Corrected:
-    """As `explain` shows it: measured, else without the profiler's cost, else as recorded."""
-    graph, measured = analysis.typical.graph, analysis.measured
-    if measured is not None:
-        return correct(graph, analysis.trace, truth=measured, slowness=analysis.slowness)
-    return analysis.corrected or as_recorded(
-        graph, analysis.trace, 1e6 * (analysis.profiled_ms or 0.0)
-    )
 
 
 def _calm_steps(run: RankRun | None, steps_ns: tuple[int, ...]) -> tuple[int, ...]:
@@ -261,55 +261,29 @@ def _calm_steps(run: RankRun | None, steps_ns: tuple[int, ...]) -> tuple[int, ..
 
 def _change_stalls(trial: Trial, outcome: Outcome, after_ns: float) -> StepContext:
     """Longer steps change as the typical one does, unless the what-if says what becomes of them, or
-    plans an exchange with others."""
-    before, context = trial.context, _doubt_stalls(trial.context, outcome)
-    if before.stalls is None or context.stalls is None:
+    plans an exchange with others. What it makes of stalls is as doubtful as what it makes of the
+    step."""
+    before, context = trial.context, outcome.context
+    stalls = context.stalls
+    if stalls is None:
         return context
-    as_before = before.stalls.unknown_ns * outcome.repeats
-    if context.exchange is not before.exchange or context.stalls.unknown_ns != as_before:
-        return context
-    factor = after_ns / max(1.0, trial.step_ns * outcome.repeats)
-    return replace(context, stalls=context.stalls.with_step(factor))
-
-
-def _doubt_stalls(before: StepContext, outcome: Outcome) -> StepContext:
-    """What a what-if makes of stalls is as doubtful as what it makes of the step."""
-    stalls = outcome.context.stalls
-    moved = abs(outcome.context.stalls_ns - before.stalls_ns * outcome.repeats)
-    if stalls is None or not moved or not outcome.spread:
-        return outcome.context
-    return replace(outcome.context, stalls=stalls.plus_doubt(outcome.spread * moved))
+    moved = abs(context.stalls_ns - before.stalls_ns * outcome.repeats)
+    if moved and outcome.spread:
+        stalls = stalls.plus_doubt(outcome.spread * moved)
+    is_planned = context.exchange is not before.exchange
+    if before.stalls is None or is_planned:
+        return replace(context, stalls=stalls)
+    if stalls.unknown_ns == before.stalls.unknown_ns * outcome.repeats:
+        stalls = stalls.with_step(after_ns / max(1.0, trial.step_ns * outcome.repeats))
+    return replace(context, stalls=stalls)
 
 
 def _peak_changes(setting: Setting) -> frozenset[str]:
     """What changes peak memory: JOINED, whose last peak counts all, or this what-if by its name."""
-    whatif = find_whatif(setting.name)
-    if whatif.joins_peak or (whatif.shares_batch and whatif.shares_batch(setting.value)):
+    change = find_prediction(setting.name)
+    if change.joins_peak or (change.shares_batch and change.shares_batch(setting.value)):
         return frozenset({JOINED})
-    return frozenset() if whatif.keeps_peak else frozenset({setting.name})
-
-
-def _ceilings_doubt(trial: Trial) -> tuple[str, ...]:
-    """A note if the prediction was priced with ceilings that may be too low."""
-    ceilings = trial.context.ceilings
-    doubt = ceilings.doubt if ceilings else ""
-    priced = any(find_whatif(setting.name).needs_ceilings for setting in trial.applied)
-    return (doubt,) if doubt and priced else ()
-
-
-def _of_step(
-    promise: ConsistencyPromise | None, step_ns: float, low_ns: float, high_ns: float
-) -> ConsistencyPromise | None:
-    """Updates per second as the predicted step has them, every worker with one per step."""
-    if promise is None:
-        return None
-    rate, low, high = (1e9 * promise.workers / ns for ns in (step_ns, high_ns, low_ns))
-    return replace(promise, updates_per_s=rate, low=low, high=high, step_ms=step_ns / 1e6)
-
-
-def _name_setting(setting: Setting, reason: str) -> str:
-    """Put the change before its reason, unless the reason names it."""
-    return reason if reason.startswith(setting.name) else f"{setting}: {reason}"
+    return frozenset() if change.keeps_peak else frozenset({setting.name})
 
 
 def _interval(

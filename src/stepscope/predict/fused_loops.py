@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -104,11 +105,13 @@ class _Loop:
         if self.is_constant and not any(value.written for value in self.made):
             return FusedLoop(calls=tuple(sorted(self.calls)), bytes_moved=0, kernels=0)
         inside = {id(value) for value in self.made}
-        only_sums = self._only_sums(backward)
+        left = [v for v in self.made if v.written or self._is_result(v, backward)]
+        # Nothing may be left beside sums over all rows, whose own kernels compute the rest.
+        only_sums = self.kernels > 1 and all(value.is_sum for value in left)
         read = sum(v.size_bytes for key, v in self.outside.items() if key not in inside)
         if only_sums:
             read = 0  # nobody but the sums' own kernels reads it
-        written = sum(v.size_bytes for v in self.made if v.written or self._is_result(v, backward))
+        written = sum(value.size_bytes for value in left)
         return FusedLoop(
             calls=tuple(sorted(self.calls)),
             bytes_moved=read + written + self.again_bytes,
@@ -117,11 +120,6 @@ class _Loop:
             kernels=self.kernels - only_sums,
         )
 
-    def _only_sums(self, backward: bool) -> bool:
-        """Whether nothing is left of the loop beside sums over all rows, which compute the rest."""
-        left = [v for v in self.made if v.written or self._is_result(v, backward)]
-        return self.kernels > 1 and all(value.is_sum for value in left)
-
     def _is_result(self, value: _Made, backward: bool) -> bool:
         """Never read: a gradient, or a mask that backward needs."""
         return not value.reads and (backward or value.key[1] == _MASK_BYTES)
@@ -129,7 +127,14 @@ class _Loop:
 
 def fuse_loops(calls: Sequence[CallValues], *, backward: bool) -> list[FusedLoop]:
     """The loops of one pass, in the order of their first call."""
-    return _PassWalk(backward).walk(calls)
+    walk = _PassWalk(backward)
+    for place, call in enumerate(calls):
+        if call.way == Way.LOOP:
+            walk.add_to_loop(place, call)
+        else:
+            walk.end_loops(call)
+    finished = [loop.finish(backward=backward) for loop in walk.loops]
+    return sorted(finished, key=lambda loop: loop.calls)
 
 
 class _PassWalk:
@@ -138,43 +143,25 @@ class _PassWalk:
         self._values: defaultdict[Value, deque[_Made]] = defaultdict(
             lambda: deque(maxlen=_REMEMBERED)
         )
-        self._loops: list[_Loop] = []
+        self.loops: list[_Loop] = []
         self._gradient: _Made | None = None  # that the call before multiplied,
         self._by_library = False  # as a matrix or by elements
 
-    def walk(self, calls: Sequence[CallValues]) -> list[FusedLoop]:
-        for place, call in enumerate(calls):
-            if call.way == Way.LOOP:
-                self._loop(place, call)
-                continue
-            if call.way == Way.ALONE:
-                self._keep_zeros()
-            self._library(call)
-        finished = [loop.finish(backward=self._backward) for loop in self._loops]
-        return sorted(finished, key=lambda loop: loop.calls)
-
-    def _keep_zeros(self) -> None:
-        """What scatters adds to the zeros before it."""
-        if self._loops and self._loops[-1].is_constant:
-            for value in self._loops[-1].made:
+    def end_loops(self, call: CallValues) -> None:
+        """All that a library's call reads is written, and the loops that made it are complete."""
+        if call.way == Way.ALONE and self.loops and self.loops[-1].is_constant:
+            for value in self.loops[-1].made:  # the zeros that a scatter adds to
                 value.written = True
-
-    def _library(self, call: CallValues) -> None:
-        """All it reads is written, and the loops that made it are complete."""
         chosen = self._find_reads(call, by_library=True)
         for value in chosen:
-            self._read(value)
-            value.by_library = True
+            value.reads += 1
+            value.written = value.by_library = True
+            if value.loop and value.loop.is_open:
+                value.loop.close()
         for key in call.writes:
             self._values[key].append(_Made(key, None, chosen))
 
-    def _read(self, value: _Made) -> None:
-        value.reads += 1
-        value.written = True
-        if value.loop and value.loop.is_open:
-            value.loop.close()
-
-    def _loop(self, place: int, call: CallValues) -> None:
+    def add_to_loop(self, place: int, call: CallValues) -> None:
         chosen = self._find_reads(call)
         loop = self._join(call.elements, chosen)
         loop.calls.append(place)
@@ -187,7 +174,14 @@ class _PassWalk:
         for key in call.saved_results:
             self._read_in(loop, _Made(key, None, is_result=True), call)
         if call.again:
-            self._read_again(loop, call, chosen)
+            # A second kernel reads all that the first one read; a sum may also read what is written
+            # for others. Sums over all rows begin as sums of parts, and end in a kernel each.
+            loop.kernels += 1 + call.sums
+            again_bytes = sum(value.size_bytes for value in loop.outside.values())
+            if not call.saved:
+                again_bytes = min(again_bytes, sum(value.size_bytes for value in chosen))
+            loop.again_bytes += again_bytes
+            loop.sums_bytes += again_bytes if call.sums else 0
         loop.again_bytes += call.added_bytes
         loop.added += call.added
         loop.kernels += call.zeros
@@ -221,9 +215,7 @@ class _PassWalk:
 
     def _read_in(self, loop: _Loop, value: _Made, call: CallValues) -> None:
         value.reads += 1
-        if value.loop is loop:
-            return
-        if call.looks_up:
+        if value.loop is loop or call.looks_up:
             return
         loop.outside[id(value)] = value
         if value.loop:
@@ -231,49 +223,42 @@ class _PassWalk:
             if value.loop.is_open and value.loop.elements != loop.elements:
                 value.loop.close()
 
-    def _read_again(self, loop: _Loop, call: CallValues, chosen: Iterable[_Made]) -> None:
-        """A second kernel reads all that the first one read; a sum may also read what is written
-        for others. Sums over all rows begin as sums of parts, and end in a kernel each."""
-        loop.kernels += 1 + call.sums
-        sources = sum(value.size_bytes for value in loop.outside.values())
-        directly = sum(value.size_bytes for value in chosen)
-        again_bytes = sources if call.saved else min(sources, directly)
-        loop.again_bytes += again_bytes
-        loop.sums_bytes += again_bytes if call.sums else 0
-
     def _join(self, elements: int, chosen: Sequence[_Made]) -> _Loop:
         """The open loop over as many elements that made or read one of these values, else one that
         a library call has ended for others only."""
         loops: list[_Loop] = []
         for value in chosen:
-            makers = [value.loop] if value.loop else self._readers(value)
-            loops += [one for one in makers if _fits(one, value, elements)]
+            readers = (loop for loop in self.loops[-_REMEMBERED:] if id(value) in loop.outside)
+            for loop in [value.loop] if value.loop else readers:
+                # What a loop sums up, and what is computed from the sums, ends in its own kernels.
+                is_sum = value.loop is loop and value.key[0] == elements
+                if loop.elements == elements or is_sum:
+                    loops.append(loop)
         distinct = list(dict.fromkeys(one for one in loops if one.is_open))
         if distinct:
             first, *others = distinct
             for other in others:
                 first.absorb(other)
-                self._loops.remove(other)
+                self.loops.remove(other)
             return first
-        recent = [one for one in loops if one in self._loops[-_REMEMBERED:]]
+        recent = [one for one in loops if one in self.loops[-_REMEMBERED:]]
         for one in recent:
             makes = any(value.loop is one and not value.reads for value in chosen)
             if makes and not any(_needs(value, one) for value in chosen):
                 return one
         loop = _Loop(elements)
-        self._loops.append(loop)
+        self.loops.append(loop)
         return loop
-
-    def _readers(self, value: _Made) -> list[_Loop]:
-        return [loop for loop in self._loops[-_REMEMBERED:] if id(value) in loop.outside]
 
     def _find(self, key: Value, chosen: Sequence[_Made], *, by_library: bool = False) -> _Made:
         """Without tensors: the newest value of this size that nobody read, else a residual.
 
         A loop's input that only loops read is more likely to be read again than a library's.
         """
-        if not key[1]:
-            key = self._with_item(key[0])
+        if not key[1]:  # a list's dtype is not recorded: that of the newest unread value
+            keys = [(key[0], item) for item in _ITEMS]
+            unread = (one for one in keys if any(not value.reads for value in self._values[one]))
+            key = next(unread, keys[0])
         values = [value for value in reversed(self._values[key]) if value not in chosen]
         for value in values:
             if not value.reads:
@@ -286,37 +271,18 @@ class _PassWalk:
         for value in values:
             if value.loop and not by_library:
                 return value
-        return values[0] if values else self._new(key)
-
-    def _with_item(self, elements: int) -> Value:
-        """A list's dtype is not recorded: that of the newest unread value of this size."""
-        for item in _ITEMS:
-            if any(not value.reads for value in self._values[elements, item]):
-                return elements, item
-        return elements, _ITEMS[0]
+        if not values:
+            values = [_Made(key, None)]
+            self._values[key].append(values[0])
+        return values[0]
 
     def _find_saved(self, loop: _Loop, key: Value) -> _Made:
         """What forward kept; a loop reads one of a size once."""
         for value in loop.outside.values():
             kept = value.loop is None and not value.is_result
-            if value.key == key and kept and not self._is_current(value):
+            if value.key == key and kept and value not in self._values[value.key]:
                 return value
         return _Made(key, None)
-
-    def _is_current(self, value: _Made) -> bool:
-        return any(value is one for one in self._values[value.key])
-
-    def _new(self, key: Value) -> _Made:
-        value = _Made(key, None)
-        self._values[key].append(value)
-        return value
-
-
-def _fits(loop: _Loop, value: _Made, elements: int) -> bool:
-    """What a loop sums up, and what is computed from the sums, ends in the loop's own kernels."""
-    if loop.elements == elements:
-        return True
-    return value.loop is loop and value.key[0] == elements
 
 
 def _needs(value: _Made, loop: _Loop) -> bool:
@@ -434,14 +400,16 @@ def _describe(call: Call) -> CallValues:
         return _library(call)
     if _NORM.search(name) or _BATCH_NORM.search(name):
         return _norm(call)
-    if name in _JOIN:
-        return _joined(call)
+    if name in _JOIN:  # of a list of tensors, no dtype is recorded
+        (parts,) = (shapes for shapes in call.lists() if shapes)
+        sizes = [math.prod(dims) for dims in parts]
+        parts_read = tuple((size, _NOT_KNOWN) for size in sizes)
+        return _rewritten(reads=parts_read, writes=((sum(sizes), _NOT_KNOWN),))
     tensors = call.tensors()
     if name.startswith("aten::nll_loss") and name.endswith("backward"):
         # Zeros except at the targets: computed where it is used.
-        return CallValues(
-            way=Way.LOOP, reads=(_value(tensors[2]),), writes=(_value(tensors[1]),), again=False
-        )
+        reads, writes = _value(tensors[2]), _value(tensors[1])
+        return CallValues(way=Way.LOOP, reads=(reads,), writes=(writes,))
     if name in _SCATTER_ADD and len(tensors) == _OF_SCATTER:
         return _scattered(call, tensors)
     if resized := _UPSAMPLE.search(name):
@@ -463,6 +431,11 @@ def _describe(call: Call) -> CallValues:
 
 def _value(tensor: Tensor) -> Value:
     return tensor.elements, tensor.item_bytes
+
+
+def _rewritten(**values: Any) -> CallValues:
+    """Describe a loop whose kernel is another one than eager code's, also if nothing fuses."""
+    return CallValues(way=Way.LOOP, single_as_eager=False, **values)
 
 
 def _library(call: Call) -> CallValues:
@@ -490,38 +463,18 @@ def _norm(call: Call) -> CallValues:
     """Batch norm has statistics over all samples; backward of any norm sums the weights'
     gradients over all rows."""
     tensors = call.tensors()
-    backward = call.name.endswith("_backward")
-    batch = _BATCH_NORM.search(call.name) is not None
-    if not backward:
-        return CallValues(
-            way=Way.LOOP,
-            reads=(_value(tensors[0]),),
-            writes=(_value(tensors[0]),),
-            again=batch or "group_norm" in call.name,
-            sums=1 if batch else 0,
-            single_as_eager=False,
-        )
+    is_batch = _BATCH_NORM.search(call.name) is not None
+    is_whole = is_batch or "group_norm" in call.name
+    if not call.name.endswith("_backward"):
+        value = _value(tensors[0])
+        return _rewritten(reads=(value,), writes=(value,), again=is_whole, sums=int(is_batch))
     gradient, given = sorted(tensors[:2], key=lambda tensor: -tensor.elements)
-    return CallValues(
-        way=Way.LOOP,
+    return _rewritten(
         reads=(_value(gradient),),
         saved=(_value(given),),
         writes=(_value(given),),
         again=True,
-        sums=2 if batch or "group_norm" in call.name else 1,
-        single_as_eager=False,
-    )
-
-
-def _joined(call: Call) -> CallValues:
-    """Of a list of tensors, no dtype is recorded."""
-    (parts,) = (shapes for shapes in call.lists() if shapes)
-    sizes = [math.prod(dims) for dims in parts]
-    return CallValues(
-        way=Way.LOOP,
-        reads=tuple((size, _NOT_KNOWN) for size in sizes),
-        writes=((sum(sizes), _NOT_KNOWN),),
-        single_as_eager=False,
+        sums=1 + is_whole,
     )
 
 
@@ -533,13 +486,8 @@ def _looked_up(call: Call, tensors: list[Tensor]) -> CallValues:
         found *= source.elements // source.dims[call.number(1)]
     elif call.name == "aten::embedding":
         found *= source.dims[-1]
-    return CallValues(
-        way=Way.LOOP,
-        reads=(_value(source),),
-        writes=((found, source.item_bytes),),
-        looks_up=True,
-        single_as_eager=False,
-    )
+    writes = ((found, source.item_bytes),)
+    return _rewritten(reads=(_value(source),), writes=writes, looks_up=True)
 
 
 def _scattered(call: Call, tensors: list[Tensor]) -> CallValues:
@@ -548,13 +496,11 @@ def _scattered(call: Call, tensors: list[Tensor]) -> CallValues:
     target, source = tensors[0], tensors[-1]
     last = len(target.dims) - 1
     one_by_one = last > 0 and call.number(1) % (last + 1) == last
-    return CallValues(
-        way=Way.LOOP,
+    return _rewritten(
         reads=(_value(source),),
         writes=(_value(target),),
         added_bytes=0 if one_by_one else 2 * source.size_bytes,
         added=source.elements if one_by_one else 0,
-        single_as_eager=False,
     )
 
 
@@ -564,20 +510,13 @@ def _upsampled(call: Call, tensors: list[Tensor], neighbours: int) -> CallValues
     given = tensors[0]
     if "backward" not in call.name:
         places = math.prod(given.dims[:2]) * math.prod(call.numbers(1))
-        return CallValues(
-            way=Way.LOOP,
-            reads=(_value(given),),
-            writes=((places, given.item_bytes),),
-            looks_up=True,
-            single_as_eager=False,
-        )
-    return CallValues(
-        way=Way.LOOP,
+        writes = ((places, given.item_bytes),)
+        return _rewritten(reads=(_value(given),), writes=writes, looks_up=True)
+    return _rewritten(
         reads=(_value(given),),
         writes=((math.prod(call.numbers(2)), given.item_bytes),),
         added=neighbours * given.elements,
         zeros=neighbours,
-        single_as_eager=False,
     )
 
 
@@ -588,14 +527,12 @@ def _reduced(call: Call, tensors: list[Tensor]) -> CallValues:
     gone = call.numbers(1) if len(call) > 1 and call.has_value(1) else []
     last = len(given.dims) - 1
     over_rows = bool(gone) and last not in {place % max(1, last + 1) for place in gone}
-    return CallValues(
-        way=Way.LOOP,
+    return _rewritten(
         reads=(_value(given),),
         writes=((left, given.item_bytes),),
         again=over_rows,
         sums=int(over_rows and given.elements > _FEW_ROWS * left),
         sums_rows=over_rows,
-        single_as_eager=False,
     )
 
 
@@ -610,6 +547,9 @@ def _pointwise(call: Call, tensors: list[Tensor]) -> CallValues:
         values, saved = values[:1], values[1:]
         if _KEEPS_RESULT.search(name):
             saved, results = (), saved
+    costly = _SOFTMAX_COST if "softmax" in name else 0.0
+    if _COSTLY.search(name):
+        costly = 1.0
     in_place = name.endswith("_") and not name.endswith("__")
     if in_place:
         out, item = values[0]
@@ -625,11 +565,5 @@ def _pointwise(call: Call, tensors: list[Tensor]) -> CallValues:
         multiplies=name == "aten::mul" and len(values) == _PAIR and values[0][0] == values[1][0],
         in_place=in_place,
         again="softmax" in name and bool(tensors[0].dims) and tensors[0].dims[-1] > _LONG_ROW,
-        costly=_costly_share(name),
+        costly=costly,
     )
-
-
-def _costly_share(name: str) -> float:
-    if _COSTLY.search(name):
-        return 1.0
-    return _SOFTMAX_COST if "softmax" in name else 0.0

@@ -349,11 +349,11 @@ def software_of(context: StepContext) -> tuple[str, ...]:
 def find_probed(context: StepContext, precision: str) -> tuple[ProbedStep | None, str]:
     """The step's items in another precision, None if the library has nothing; and what to say
     about a library that cannot be used."""
-    from stepscope.predict.step_operators import find_step_operators
-
     known, problem = _read_known(context)
     if known is None:
         return None, problem
+    from stepscope.predict.step_operators import find_step_operators
+
     forward = find_step_operators(context)
     modes = traced_mode(context), changed_mode(context, precision)
     now, then = (made_calls(context, forward, known, mode) for mode in modes)
@@ -393,8 +393,6 @@ def find_probed_elsewhere(
 
     Where it was also probed on its own device, the ratio of both times counts.
     """
-    from stepscope.predict.step_operators import find_step_operators
-
     own = place_of(context)
     if own is None or not context.is_as_traced:
         return None, ""
@@ -407,6 +405,8 @@ def find_probed_elsewhere(
         return None, f"{problem}. The prediction does not use them"
     if not times:
         return None, ""
+    from stepscope.predict.step_operators import find_step_operators
+
     software = software_of(context)  # another machine has another driver
     there = KnownTimes(times, [name for name in software if not name.startswith("driver ")])
     forward = find_step_operators(context)

@@ -7,7 +7,6 @@ one plan. Whenever part of it changes, the step is planned again from what one w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,7 @@ from stepscope.predict.planned_exchange import (
 )
 from stepscope.predict.stalls import describe_workers_stalls, grow_stalls, share_stalls
 from stepscope.predict.step_context import Exchange, StepContext, WorkerPlan
-from stepscope.records.hardware import Profile, find_device
+from stepscope.records.hardware import find_device
 from stepscope.records.normal import NORMAL_95
 from stepscope.step.edit import scale_calls, scale_tasks
 from stepscope.step.graph import Phase
@@ -88,7 +87,13 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
     straggling = find_straggling(context, plan.ranks, before)
     planned = _PlannedStep(context, bare, plan, traced, before)
     graph = planned.build(transfers, straggling)
-    step, without = step_ns(graph), step_ns(_silence_comm(graph))
+    # Collectives take no time, and inserted ones take none from compute either.
+    comm, calls = graph.tasks.kind == Kind.COMM, graph.calls
+    inserted = np.zeros(len(calls), np.bool_)
+    inserted[graph.tasks.call[comm & (graph.tasks.row < 0)]] = True
+    call_ns = np.where(inserted, 0.0, calls.call_ns)
+    silent = replace(graph, calls=replace(calls, call_ns=call_ns))
+    step, without = step_ns(graph), step_without_comm_ns(silent)
     own = without if planned.retimed else min(without, step_ns(planned.graph))
     result = Exchange(
         ranks=plan.ranks,
@@ -96,7 +101,7 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
         basis=transfers.basis if transfers else "none",
         buckets=planned.count,
         size_bytes=planned.size_bytes,
-        comm_ns=float(graph.tasks.dur_ns[graph.tasks.kind == Kind.COMM].sum()),
+        comm_ns=float(graph.tasks.dur_ns[comm].sum()),
         exposed_ns=max(0.0, step - without),
         least_ns=0.0 if plan.strong else LINK_FLOOR * min(step, own),
         straggling=straggling,
@@ -192,9 +197,17 @@ class _PlannedStep:
 
     def build(self, transfers: TransferTimes | None, straggling: float) -> StepGraph:
         """The graph with these transfers, its own work slowed by `straggling`."""
-        graph, plan = slow_down(self.graph, straggling), self.plan
-        if self.retimed and self.traced is not None:
-            return self._retime(graph, self.traced, transfers)
+        graph, plan, traced = slow_down(self.graph, straggling), self.plan, self.traced
+        if self.retimed and traced is not None:
+            # Only the transfers change; what a rank waits for others inside them stays.
+            durations = graph.tasks.dur_ns[traced.tasks]
+            if transfers is None:
+                return planned_exchange.retime_traced(graph, traced, np.zeros(len(durations)))
+            if traced.buckets is None:
+                raise Refused("the trace does not say how many bytes its all-reduces move")
+            waiting, share = self._split_waiting(durations, traced)
+            expected = transfers.expected_ns(traced.sizes)
+            return planned_exchange.retime_traced(graph, traced, waiting + share * expected)
         if transfers is None or self.buckets is None:
             return graph
         rules = planned_exchange.ReduceRules(
@@ -208,19 +221,6 @@ class _PlannedStep:
         return planned_exchange.sum_gradients(
             graph, self.buckets, transfers, rules, self.norm_buffers
         )
-
-    def _retime(
-        self, graph: StepGraph, traced: TracedExchange, transfers: TransferTimes | None
-    ) -> StepGraph:
-        """Only the transfers change; what a rank waits for others inside them stays."""
-        durations = graph.tasks.dur_ns[traced.tasks]
-        if transfers is None:
-            return planned_exchange.retime_traced(graph, traced, np.zeros(len(durations)))
-        if traced.buckets is None:
-            raise Refused("the trace does not say how many bytes its all-reduces move")
-        waiting, share = self._split_waiting(durations, traced)
-        expected = transfers.expected_ns(traced.sizes)
-        return planned_exchange.retime_traced(graph, traced, waiting + share * expected)
 
     def _split_waiting(self, durations: Floats, traced: TracedExchange) -> tuple[Floats, Floats]:
         return split_waiting(durations, traced.sizes, self.present_transfers)
@@ -254,12 +254,6 @@ class _PlannedStep:
         return math.hypot(share, link, slow, MODEL_DOUBT[self.context.on_host])
 
 
-def _usable_profiles(context: StepContext) -> Sequence[Profile]:
-    """A job on several hosts says more about its links than a calibration of one host."""
-    several = context.job is not None and len(set(context.job.hosts.values())) > 1
-    return [p for p in context.profiles if spans_hosts(p)] if several else context.profiles
-
-
 def _planned_transfers(
     context: StepContext, plan: WorkerPlan, traced: TracedExchange | None
 ) -> TransferTimes | None:
@@ -272,10 +266,14 @@ def _planned_transfers(
     if plan.hosts is not None:
         times = find_host_times(context, traced, plan.hosts)
     else:
+        # A job on several hosts says more about its links than a calibration of one host.
+        profiles = context.profiles
+        if context.job is not None and len(set(context.job.hosts.values())) > 1:
+            profiles = tuple(filter(spans_hosts, profiles))
         times = find_transfer_times(
             plan.ranks,
             trace=context.trace,
-            profiles=_usable_profiles(context),
+            profiles=profiles,
             traced=traced.all_reduces if traced else None,
             device=find_device(context.trace.device_name or ""),
             on_host=context.on_host,
@@ -325,16 +323,6 @@ def step_without_comm_ns(graph: StepGraph) -> float:
     return step_ns(scale_tasks(graph, graph.tasks.kind == Kind.COMM, 0.0))
 
 
-def _silence_comm(graph: StepGraph) -> StepGraph:
-    """Collectives take no time, and inserted ones take none from compute either."""
-    comm = graph.tasks.kind == Kind.COMM
-    calls = graph.calls
-    inserted = np.zeros(len(calls), np.bool_)
-    inserted[graph.tasks.call[comm & (graph.tasks.row < 0)]] = True
-    graph = replace(graph, calls=replace(calls, call_ns=np.where(inserted, 0.0, calls.call_ns)))
-    return scale_tasks(graph, comm, 0.0)
-
-
 # In words
 
 
@@ -353,15 +341,32 @@ def _assumptions(
         if plan.hosts is not None:
             now, hosts = plan.hosts.before, counted(plan.hosts.count, "host")
             lines.append(f"{now} -> {hosts}, with {counted(plan.hosts.per_host, 'worker')} on each")
-        lines.append(describe_batch(on_host=context.on_host, strong=plan.strong))
-        lines.append(_describe_straggling(context, result))
+        batch = "each worker keeps its batch"
+        if plan.strong:
+            stays = (
+                "A quarter of forward and backward is assumed to stay"
+                if context.on_host
+                else "CPU time and the shortest kernels stay the same"
+            )
+            batch = f"the workers share the batch. {stays}"
+        lines.append(batch)
+        steps = len(own_steps(context))
+        if steps < ENOUGH_STEPS:
+            lines.append(
+                f"all workers are assumed to be equally fast: {counted(steps, 'step')} do not "
+                "show how much they differ"
+            )
+        else:
+            lines.append(
+                f"the slowest of {result.ranks} needs {significant(result.straggling)} of a "
+                f"typical step (expected maximum over {steps} measured steps, drawn independently)"
+            )
     if transfers:
         lines.append(transfers.source)
         if plan.hosts and planned.buckets:
             largest = float(planned.buckets.size_bytes.max())
-            lines += filter(
-                None, [compare_hierarchical(context, planned.traced, plan.hosts, largest)]
-            )
+            compared = compare_hierarchical(context, planned.traced, plan.hosts, largest)
+            lines += [compared] if compared else []
         if context.on_host and transfers.contention:
             lines.append(
                 "there are as many cores as workers. Communication takes "
@@ -377,27 +382,6 @@ def _assumptions(
         if not context.on_host and not planned.retimed:
             lines.append("communication and compute are assumed not to slow each other on the GPU")
     return tuple(lines)
-
-
-def describe_batch(*, on_host: bool, strong: bool) -> str:
-    if not strong:
-        return "each worker keeps its batch"
-    if on_host:
-        return "the workers share the batch. A quarter of forward and backward is assumed to stay"
-    return "the workers share the batch. CPU time and the shortest kernels stay the same"
-
-
-def _describe_straggling(context: StepContext, result: Exchange) -> str:
-    steps = len(own_steps(context))
-    if steps < ENOUGH_STEPS:
-        return (
-            f"all workers are assumed to be equally fast: {counted(steps, 'step')} do not "
-            "show how much they differ"
-        )
-    return (
-        f"the slowest of {result.ranks} needs {significant(result.straggling)} of a typical "
-        f"step (expected maximum over {steps} measured steps, drawn independently)"
-    )
 
 
 def _describe_exchange(plan: WorkerPlan, result: Exchange, traced: TracedExchange | None) -> str:

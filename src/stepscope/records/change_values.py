@@ -53,7 +53,7 @@ class MemoryTarget:
 
     @property
     def text(self) -> str:
-        """As one value of a remedy; several limits are joined by a plus: 5%+12GB."""
+        """Write it as one value of a remedy; several limits are joined by a plus: 5%+12GB."""
         parts = []
         if self.max_slowdown is not None:
             parts.append(f"{100 * self.max_slowdown:g}%")
@@ -81,7 +81,7 @@ class MemoryTarget:
 
 
 def read_target(text: str) -> MemoryTarget:
-    """Of a remedy's value. Raises ValueError with what to write instead."""
+    """Read a remedy's value. Raises ValueError with what to write instead."""
     words = [part.strip() for part in text.split("+")]
     heavy = _HEAVY in words[1:] or words == [_HEAVY]
     parts = [word for word in words if word != _HEAVY] if heavy else words
@@ -114,7 +114,7 @@ def _number(text: str) -> float | None:
 
 
 def size_in_bytes(text: str | int) -> int | None:
-    """Of "12GB", "500 MiB", "300B" or a number; None where it is no size above zero."""
+    """Read "12GB", "500 MiB", "300B" or a number; None where it is no size above zero."""
     plain = str(text).upper()
     if re.fullmatch(r"\s*[\d.]+\s*B\s*", plain):
         plain = plain.replace("B", "")
@@ -124,7 +124,7 @@ def size_in_bytes(text: str | int) -> int | None:
 
 
 def batch_factor(text: str | float) -> float:
-    """Of "2x", "x2" or 2. Raises ValueError with what to write instead."""
+    """Read "2x", "x2" or 2. Raises ValueError with what to write instead."""
     matched = _BATCH.fullmatch(text) if isinstance(text, str) else None
     if matched:
         value = float(matched[1] or matched[2])
@@ -152,7 +152,7 @@ class Consistency:
 
     @classmethod
     def parse(cls, text: str) -> Consistency:
-        """From "strong", "bounded:3", "eventual", "weak" or "weak:8"."""
+        """Read "strong", "bounded:3", "eventual", "weak" or "weak:8"."""
         spelled = _SPELLING.fullmatch(text.strip())
         if spelled is None:
             raise _unknown(text)
@@ -179,7 +179,7 @@ class Consistency:
 
     @property
     def copy_clocks(self) -> int:
-        """For how many clocks a worker goes on with parameters that it has read once."""
+        """Return for how many clocks a worker goes on with parameters that it has read once."""
         return max(1, self.bound or 1) if self.mode == "weak" else 1
 
     def __str__(self) -> str:

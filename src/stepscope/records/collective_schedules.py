@@ -62,7 +62,7 @@ def mirrored(steps: Iterable[Iterable[Message]], *, adds: bool = True) -> Steps:
 
 
 def chunk_bounds(count: int, chunks: int) -> list[int]:
-    """Where each chunk of `count` elements begins, and the end; sizes differ by one at most."""
+    """Return where chunks of `count` elements begin, and the end; sizes differ by one at most."""
     return [count * place // chunks for place in range(chunks + 1)]
 
 
@@ -179,7 +179,7 @@ def direct(parties: Sequence[Party]) -> Steps:
 
 
 def binomial_gather(parties: Sequence[Party]) -> Steps:
-    """Up a binomial tree: pairs first, then pairs of pairs, until the first party has all."""
+    """Gather up a binomial tree: pairs, then pairs of pairs, until the first party has all."""
     count = len(parties)
     distances = [1 << power for power in range((count - 1).bit_length())]
     return tuple(
@@ -309,7 +309,12 @@ def _bruck(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
 
 def _hierarchical(parties: Sequence[Party], groups: Groups) -> CollectiveSteps:
     """Rings inside hosts and rings between them: the i-th ranks of all hosts share a ring."""
-    fold = _fold_to_equal_groups(parties, groups)
+    # Every group keeps as many ranks as the smallest one has; the others hand over in turn.
+    kept = min(map(len, groups))
+    partners = {
+        rank: group[place % kept] for group in groups for place, rank in enumerate(group[kept:])
+    }
+    fold = _fold(parties, partners)
     hosts = [[party for party in fold.parties if party.rank in group] for group in groups]
 
     def rings(toward: int) -> Steps:
@@ -325,7 +330,7 @@ def _hierarchical(parties: Sequence[Party], groups: Groups) -> CollectiveSteps:
 
 
 def _phases(gather: Steps, *, scatter: Steps | None = None) -> CollectiveSteps:
-    """Of an all-gather; a reduce-scatter that is not its mirror image is given."""
+    """Return an all-gather's phases; a reduce-scatter that is not its mirror image is given."""
     scatter = mirrored(gather) if scatter is None else scatter
     return CollectiveSteps(all_reduce=scatter + gather, all_gather=gather, reduce_scatter=scatter)
 
@@ -382,19 +387,10 @@ def _fold(parties: Sequence[Party], partners: dict[int, int]) -> Fold:
 
 
 def _fold_to_power_of_two(parties: Sequence[Party]) -> Fold:
-    """With r ranks too many, the odd ones of the first 2r hand over to the even ones."""
+    """Fold r ranks too many: the odd ones of the first 2r hand over to the even ones."""
     too_many = len(parties) - (1 << (len(parties).bit_length() - 1))
     ranks = [party.rank for party in parties]
     return _fold(parties, {ranks[2 * i + 1]: ranks[2 * i] for i in range(too_many)})
-
-
-def _fold_to_equal_groups(parties: Sequence[Party], groups: Groups) -> Fold:
-    """Every group keeps as many ranks as the smallest one has; the others hand over in turn."""
-    kept = min(map(len, groups))
-    partners = {
-        rank: group[place % kept] for group in groups for place, rank in enumerate(group[kept:])
-    }
-    return _fold(parties, partners)
 
 
 ALGORITHMS: dict[str, Callable[[Sequence[Party], Groups], CollectiveSteps]] = {
@@ -430,7 +426,7 @@ MANY = 4
 
 
 def build_probes(ranks: int, hosts: Sequence[Sequence[int]]) -> list[LinkProbe]:
-    """What `hop`, `add`, `pair`, `fan` and `inside` measure: docs/records/collectives.md."""
+    """Return what `hop`, `add`, `pair`, `fan` and `inside` measure: docs/records/collectives.md."""
     everyone = [list(range(ranks))]
     probes = [
         _probe("hop", 1, ranks, _shift(everyone)),
@@ -502,7 +498,7 @@ def start_of(schedule: CollectiveSchedule) -> Held:
 
 
 def simulate(schedule: CollectiveSchedule) -> Iterator[Held]:
-    """What all ranks hold at the start and after each step. Raises WrongScheduleError."""
+    """Return what all ranks hold at the start and after each step. Raises WrongScheduleError."""
     held = start_of(schedule)
     yield held
     for number, step in enumerate(schedule.steps):

@@ -325,7 +325,7 @@ class TriedRemedy(msgspec.Struct, frozen=True, kw_only=True):
     tune: str = ""  # the tune folder
 
     def saved(self, step_ms: float | None) -> float | None:
-        """Of the baseline, with a step of this length."""
+        """Return what a step of this length saves of the baseline."""
         return None if step_ms is None else self.baseline_ms - step_ms
 
     @property
@@ -349,7 +349,7 @@ class TriedRemedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def best_alone(result: TuneResult, tune: str = "") -> dict[str, TriedRemedy]:
-    """By remedy id: its best value, of those that were tried alone. One that was kept is best."""
+    """Find each remedy's best value of those tried alone, by id. One that was kept is best."""
     best: dict[str, TriedRemedy] = {}
     for trial in result.trials:
         tried = _alone(result, trial, tune)
@@ -381,5 +381,5 @@ def _alone(result: TuneResult, trial: TriedConfiguration, tune: str) -> TriedRem
 
 
 def by_result(tried: TriedRemedy) -> tuple[bool, bool, float]:
-    """To sort by: what was kept, then the fastest, then what failed."""
+    """Sort by it: what was kept, then the fastest, then what failed."""
     return not tried.kept, tried.measured_ms is None, tried.measured_ms or 0.0

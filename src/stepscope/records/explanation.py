@@ -265,7 +265,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that may help (records/remedies.py), with its predicted saving where known, and the
+    """Something that may help (changes/), with its predicted saving where known, and the
     measured one where `tune` has tried it."""
 
     id: str
@@ -284,7 +284,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain(self) -> PredictedGain | None:
-        """What is predicted, if anything."""
+        """Return what is predicted, if anything."""
         if self.predicted_ms is None or self.step_ms is None:
             return None
         low = self.predicted_ms if self.low_ms is None else self.low_ms

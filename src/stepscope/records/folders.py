@@ -61,7 +61,7 @@ def part_name(number: int) -> str:
 
 
 def part_number(name: str) -> int | None:
-    """None for a file that is no packed part."""
+    """Return None for a file that is no packed part."""
     match = _PART.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -94,7 +94,7 @@ _UNWRITTEN = re.compile(r"writing ([\w.]+): (.*)", re.DOTALL)
 
 
 def writing(name: str) -> str:
-    """What was tried; the reason follows it."""
+    """Return what was tried; the reason follows it."""
     return SAVING if name == TRACE else f"writing {name}"
 
 
@@ -158,7 +158,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _started_ticks(pid: int) -> int | None:
-    """None for a process that does not exist or has ended (a zombie)."""
+    """Return None for a process that does not exist or has ended (a zombie)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -190,8 +190,8 @@ def this_host() -> str:
 
 
 def processes_file(run: Path, host: str) -> Path:
-    """How far each Python process of a host came. Hosts that share a disk append to no common file:
-    network file systems lose lines of it."""
+    """Return how far each Python process of a host came. Hosts that share a disk append to no
+    common file: network file systems lose lines of it."""
     return run / HOSTS / f"{host}{_PROCESSES}"
 
 

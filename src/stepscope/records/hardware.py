@@ -437,7 +437,7 @@ class OperatorCall(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = ""  # as records/change_values.py names them
 
     def request(self) -> dict[str, Any]:
-        """As the process that times it reads it."""
+        """Write it as the process that times it reads it."""
         lists = {
             name: msgspec.json.decode(text) if text else None
             for name in ("shapes", "strides", "dtypes", "concrete")

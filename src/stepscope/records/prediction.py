@@ -189,7 +189,7 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         return f"costs {milliseconds(-self.saved_ms)}", f"({self._ends(-1)})"
 
     def sentence(self, of: str = "") -> str:
-        """With the step that it is a gain of; `of` says that step in other words."""
+        """Name the step that it is a gain of; `of` says that step in other words."""
         gain, ends = self.words()
         if not self.is_known:
             return f"has an unknown effect {ends}"
@@ -211,7 +211,7 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         return ", in steps as long" if now == then else f", in steps of {then} instead of {now}"
 
     def _change(self) -> str:
-        """Of the step: what is saved is taken off."""
+        """Say how the step changes: what is saved is taken off."""
         return f"{signed(-self.high_ms)} to {signed(-self.low_ms)} ms"
 
     def _ends(self, sign: int) -> str:
@@ -234,7 +234,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     signature: str | None = None  # of the operators and their shapes
 
     def differs_in(self, other: Workload) -> tuple[str, ...]:
-        """What is known of both and differs."""
+        """Return what is known of both and differs."""
         return tuple(
             name
             for name in ("script", "world_size", "device", "signature")
@@ -271,7 +271,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, tag="promise", tag_fiel
 
     @property
     def words(self) -> str:
-        """As the user wrote it."""
+        """Return the settings as the user wrote them."""
         return " ".join(str(setting) for setting in self.settings)
 
 

@@ -18,7 +18,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def processor_name() -> str:
-    """As the processor calls itself; else its architecture."""
+    """Return what the processor calls itself; else its architecture."""
     with contextlib.suppress(OSError):
         for line in (_PROC / "cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -149,7 +149,7 @@ def node_of_device(pci_address: str) -> int | None:
 
 
 def read_core_list(text: str) -> list[int]:
-    """As Linux writes it: 0-3,8,10-11."""
+    """Read a list as Linux writes it: 0-3,8,10-11."""
     cores: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -158,7 +158,7 @@ def read_core_list(text: str) -> list[int]:
 
 
 def write_core_list(cores: tuple[int, ...]) -> str:
-    """As taskset -c takes it: 0-3,8,10-11."""
+    """Write a list as taskset -c takes it: 0-3,8,10-11."""
     parts: list[list[int]] = []
     for core in sorted(cores):
         if parts and core == parts[-1][1] + 1:

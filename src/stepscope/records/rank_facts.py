@@ -125,11 +125,11 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ns: DurationNs = 0  # processor time of the thread
 
     def mean_ns(self, least: int = _ENOUGH) -> float | None:
-        """None if it was counted fewer than `least` times."""
+        """Return None if it was counted fewer than `least` times."""
         return self.wall_ns / self.count if self.count >= max(1, least) else None
 
     def mean_cpu_ns(self, least: int = _ENOUGH) -> float | None:
-        """None if it was counted fewer than `least` times."""
+        """Return None if it was counted fewer than `least` times."""
         return self.cpu_ns / self.count if self.count >= max(1, least) else None
 
 

@@ -367,7 +367,7 @@ class FailedCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failed_json(failed: FailedCommand | None) -> dict[str, Any] | None:
-    """None for a command that ended well, or whose end is not known."""
+    """Return None for a command that ended well, or whose end is not known."""
     return msgspec.to_builtins(failed) if failed is not None else None
 
 

@@ -5,18 +5,15 @@ out once per distinct text what follows from a trace's texts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.trace import ABSENT, HostEvents, Trace
+from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 from stepscope.trace.links import count_ancestors, nearest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 
 _N = TypeVar("_N", bound="np.integer[Any]")
 

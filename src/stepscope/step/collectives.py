@@ -6,25 +6,22 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.explanation import Collective, Steps
 from stepscope.records.job import KINDS, CollectiveCalls, Group, RankFolder
 from stepscope.records.trace import ABSENT, CollectiveArgs, HostKind, Trace
 from stepscope.step import call_tree, intervals
+from stepscope.step.arrays import Indices, Int32s, Int64s
 from stepscope.step.steps import step_of
 from stepscope.step.work import Kind, Work, rows_named
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Indices, Int32s, Int64s
 
 _CODE = {name: code for code, name in enumerate(KINDS)}
 _VAGUE = ("send_recv", "other")

@@ -6,28 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
 from stepscope.records.normal import NORMAL_95
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.cuda_graphs import NODE_SPACING, scale_node_spacing
-from stepscope.step.graph import CallKind, Phase, StepGraph
+from stepscope.step.graph import CallKind, Floats, Phase, StepGraph
 from stepscope.step.replay import step_ns
 from stepscope.step.statistics import median
 from stepscope.step.work import named, one_of
 from stepscope.text.figures import milliseconds
 from stepscope.trace.links import distinct
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.graph import Floats
 
 # Removes the profiler's cost from the host's time before a step is replayed.
 #
@@ -117,6 +113,8 @@ def correct(
         spread = rates.spread if slow else float(np.hypot(rates.spread, UNKNOWN_SPEED))
     if truth is not None:
         fitted, _ = fit_to(lighter, truth)
+        # By how much tasks had to become longer than the trace has them, as a logarithm.
+        before, after = (float(graph.tasks.dur_ns.sum()) for graph in (lighter, fitted))
         return Corrected(
             graph=fitted,
             step_ns=step_ns(fitted),
@@ -125,7 +123,7 @@ def correct(
             basis="measured",
             spread=BETWEEN_RUNS,
             host_measured=bool(truth.host_ns),
-            unexplained=_longer_tasks(lighter, fitted),
+            unexplained=max(0.0, float(np.log(after / before))) if before and after else 0.0,
         )
     return Corrected(
         graph=lighter,
@@ -135,12 +133,6 @@ def correct(
         basis="calibrated",
         spread=spread,
     )
-
-
-def _longer_tasks(traced: StepGraph, fitted: StepGraph) -> float:
-    """By how much tasks had to become longer than the trace has them, as a logarithm."""
-    before, after = (float(graph.tasks.dur_ns.sum()) for graph in (traced, fitted))
-    return max(0.0, float(np.log(after / before))) if before and after else 0.0
 
 
 def _at_deviations(graph: StepGraph, log_factor: float) -> float:
@@ -229,9 +221,7 @@ def find_slowness(trace: Trace) -> float | None:
             if len(pairs) >= _ENOUGH:
                 took = host.start_ns[pairs] - host.start_ns[host.parent[pairs]]
                 logs.append(float(np.log(max(median(took), 1.0) / usual)))
-    if not logs:
-        return None
-    return min(max(float(np.exp(median(logs))), _FASTEST), _SLOWEST)
+    return min(max(float(np.exp(median(logs))), _FASTEST), _SLOWEST) if logs else None
 
 
 # The profiler's cost on a CPU: a fixed amount for every operator and Python function.

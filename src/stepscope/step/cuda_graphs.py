@@ -6,23 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.compiled import CapturedGraph, CapturedOperator
 from stepscope.records.explanation import StepTime
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT, DeviceKind, HostEvents, HostKind, Thread, Trace
-from stepscope.step.graph import CallKind, StepGraph
+from stepscope.step.arrays import Bools, Indices, Int64s
+from stepscope.step.graph import CallKind, Flags, StepGraph
 from stepscope.step.work import named, one_of
 from stepscope.trace.links import is_among
-
-if TYPE_CHECKING:
-    from stepscope.records.compiled import CapturedGraph, CapturedOperator
-    from stepscope.step.arrays import Bools, Indices, Int64s
-    from stepscope.step.graph import Flags
 
 is_graph_launch = one_of("graphlaunch")
 MOSTLY = 0.5  # of the device's time: such a step is that of its graphs

@@ -6,21 +6,17 @@ What-ifs are made of these; every function returns a new graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.records.trace import Trace
 from stepscope.step.call_tree import by_text
-from stepscope.step.graph import CallKind, Calls, StepGraph, Tasks
+from stepscope.step.graph import CallKind, Calls, Flags, Floats, Ints, StepGraph, Tasks
 from stepscope.step.work import Kind
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.graph import Flags, Floats, Ints
 
 # Every function returns a new graph; the one it was given stays as it is.
 

@@ -5,32 +5,29 @@ is built from a trace. Replaying it unchanged gives the trace's times back.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
 from stepscope.records.explanation import Steps
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.call_tree import distinct_places
 from stepscope.step.collectives import find_callers
+from stepscope.step.intervals import Set
 from stepscope.step.phases import in_optimizer
 from stepscope.step.statistics import median, medians, quantile
 from stepscope.step.timeline import blocking_calls
 from stepscope.step.work import DATA_LOADING, Kind, Work, launches_of, rows_named
 from stepscope.trace.links import distinct, nearest_of
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.intervals import Set
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int32]
-    Flags = NDArray[np.bool_]
-    Rows = NDArray[np.intp] | NDArray[np.int32]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+Rows = NDArray[np.intp] | NDArray[np.int32]
 
 # A stretch of training as tasks: what the host calls, what the device runs, what waits for what.
 #
@@ -347,7 +344,11 @@ def _tasks(
     called = np.zeros(len(call))
     if len(rows):
         called = trace.host.start_ns[rows[call]].astype(np.float64) - begin
-    before = _previous_end(stream, end)
+    # End of the previous task on its stream; long ago for the first.
+    before = np.full(len(end), -1e15)
+    for number in range(int(stream.max(initial=-1)) + 1):
+        tasks = np.flatnonzero(stream == number)
+        before[tasks[1:]] = end[tasks[:-1]]
     spacing, latency = start - before, start - called
     free = before <= called
     # A free stream may wait for another: only the shortest latencies are the launch's own.
@@ -367,15 +368,6 @@ def _tasks(
         after=after,
         after_ns=np.where(elsewhere, np.maximum(start - end[after], 0.0), 0.0),
     )
-
-
-def _previous_end(stream: NDArray[np.int32], end: Floats) -> Floats:
-    """End of the previous task on its stream; long ago for the first."""
-    before = np.full(len(end), -1e15)
-    for number in range(int(stream.max(initial=-1)) + 1):
-        tasks = np.flatnonzero(stream == number)
-        before[tasks[1:]] = end[tasks[:-1]]
-    return before
 
 
 def _low(values: Floats, share: float, default: float) -> float:
@@ -481,7 +473,18 @@ def communicate(
     kind[call] = CallKind.LAUNCH
     calls = replace(calls, kind=kind)
     streams = int(tasks.stream.max(initial=-1)) + 1
-    end = _really_ended(calls, tasks, start_ns, begun, end)
+    # The tasks' ends; one that the host waited for ends no later than the host continues.
+    # Where another task ends as the host continues, the host waited for that one.
+    ended = end.copy()
+    for number in np.flatnonzero(calls.gap_ns > _LONG_GAP_NS).tolist():
+        gap, resumed = calls.gap_ns[number], start_ns[number]
+        earlier = tasks.call < number
+        if (earlier & (end <= resumed) & (end >= resumed - (1 - _SPANNED) * gap)).any():
+            continue
+        running = earlier & (ended > resumed)
+        running &= begun <= resumed - _SPANNED * gap
+        ended[running] = resumed
+    end = ended
     tasks = replace(tasks, dur_ns=end - begun)
     return *_with_waits(calls, tasks, start_ns, end), streams
 
@@ -498,25 +501,6 @@ def _launching(
     caller[spans] = find_callers(trace, work.rows[others[spans]])
     known = place[caller]  # caller -1 reads the last place, which is absent
     return np.maximum(np.where(known >= 0, known, call), 0).astype(np.int32)
-
-
-def _really_ended(
-    calls: Calls, tasks: Tasks, start_ns: Floats, begun: Floats, end: Floats
-) -> Floats:
-    """The tasks' ends; one that the host waited for ends no later than the host continues.
-
-    Where another task ends as the host continues, the host waited for that one.
-    """
-    ended = end.copy()
-    for number in np.flatnonzero(calls.gap_ns > _LONG_GAP_NS).tolist():
-        gap, resumed = calls.gap_ns[number], start_ns[number]
-        earlier = tasks.call < number
-        if (earlier & (end <= resumed) & (end >= resumed - (1 - _SPANNED) * gap)).any():
-            continue
-        running = earlier & (ended > resumed)
-        running &= begun <= resumed - _SPANNED * gap
-        ended[running] = resumed
-    return ended
 
 
 def _with_waits(

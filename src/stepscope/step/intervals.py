@@ -6,20 +6,17 @@ A set is (starts, ends). `union` makes it disjoint and sorted; everything else e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Bools, Floats, Int64s
+from stepscope.step.arrays import Bools, Floats, Int64s
 
-    Times = Int64s
-    Set = tuple[Times, Times]
+Set = tuple[Int64s, Int64s]
 
 EMPTY: Set = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def union(starts: Times, ends: Times) -> Set:
+def union(starts: Int64s, ends: Int64s) -> Set:
     """Disjoint, sorted; touching intervals become one."""
     if not len(starts):
         return EMPTY
@@ -51,13 +48,13 @@ def clip(of: Set, low: int, high: int) -> Set:
     return starts[keep], ends[keep]
 
 
-def covered(of: Set, starts: Times, ends: Times) -> Times:
+def covered(of: Set, starts: Int64s, ends: Int64s) -> Int64s:
     """How much of each interval a disjoint set covers."""
     if not len(of[0]):
         return np.zeros(len(starts), np.int64)
     before = np.concatenate(([0], np.cumsum(of[1] - of[0])))
 
-    def until(times: Times) -> Times:
+    def until(times: Int64s) -> Int64s:
         place = np.searchsorted(of[0], times, side="right") - 1
         at = np.maximum(place, 0)
         inside = np.minimum(times, of[1][at]) - of[0][at]
@@ -87,7 +84,7 @@ def gaps(of: Set) -> Set:
     return of[1][:-1], of[0][1:]
 
 
-def sweep(sets: Sequence[Set]) -> tuple[Times, Times, Bools]:
+def sweep(sets: Sequence[Set]) -> tuple[Int64s, Int64s, Bools]:
     """Cut the time line at every edge: segment starts, lengths, and which sets cover each.
 
     The last array is (sets, segments); segments that no set covers are included.
@@ -101,7 +98,7 @@ def sweep(sets: Sequence[Set]) -> tuple[Times, Times, Bools]:
     return starts, lengths, np.stack([covers(of, starts) for of in sets])
 
 
-def covers(of: Set, times: Times) -> Bools:
+def covers(of: Set, times: Int64s) -> Bools:
     """Whether each time lies in the set (start inclusive, end exclusive)."""
     if not len(of[0]):
         return np.zeros(len(times), np.bool_)

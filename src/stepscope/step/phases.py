@@ -6,23 +6,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.explanation import Steps
+from stepscope.records.rank_facts import OptimizerLine
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import ABSENT, HostEvents, HostKind, Trace
+from stepscope.step.arrays import Bools, Int32s
 from stepscope.step.steps import step_of
 from stepscope.step.work import rows_named
 from stepscope.trace.links import nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.rank_facts import OptimizerLine
-    from stepscope.step.arrays import Bools, Int32s
 
 # Which part of a step an operator belongs to, and which operators run for the second time.
 

@@ -6,17 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from stepscope.step.arrays import Floats, Indices
 from stepscope.step.graph import CallKind, StepGraph
 from stepscope.trace.links import distinct
-
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Floats, Indices
-
 
 # When would each task run? One pass over the graph, a few operations per task.
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Floats
+from stepscope.records.normal import NORMAL_MAD
+from stepscope.step.arrays import Floats
 
 
 def quantile(values: NDArray[Any] | Sequence[float], share: float) -> float:
@@ -42,14 +41,11 @@ def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
     return middle
 
 
-OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
-
-
 def spread(values: Floats) -> float:
     """Robust standard deviation."""
     if not len(values):
         return 0.0
-    return OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
+    return NORMAL_MAD * float(np.median(np.abs(values - np.median(values))))
 
 
 def block_medians(values: Floats, size: int) -> Floats:

@@ -7,17 +7,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.explanation import Step, Steps, StepsSource
 from stepscope.records.trace import DeviceKind, HostKind, Trace
+from stepscope.step.arrays import Bools, Indices, Int64s
 from stepscope.step.work import DATA_LOADING, Kind, Work, below, launches_of, rows_named
-
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Bools, Indices, Int64s
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep")
 

@@ -5,7 +5,6 @@ communication and memory, idle by its cause; and one steady cycle into a budget.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -24,12 +23,10 @@ from stepscope.records.explanation import (
 )
 from stepscope.records.trace import ABSENT, HostKind, Trace
 from stepscope.step import intervals
+from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
+from stepscope.step.intervals import Set
 from stepscope.step.statistics import median
 from stepscope.step.work import DATA_LOADING, Work, launches_of, rows_named, spans_of
-
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
-    from stepscope.step.intervals import Set
 
 # The timeline that adds up: span = compute + exposed_comm + exposed_memory + idle, to the ns.
 

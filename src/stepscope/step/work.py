@@ -9,20 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.trace import DeviceEvents, DeviceKind, HostEvents, HostKind, Trace
 from stepscope.step import intervals
+from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
+from stepscope.step.intervals import Set
 from stepscope.trace.links import distinct, nearest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
-    from stepscope.step.intervals import Set
 
 
 class Kind(IntEnum):

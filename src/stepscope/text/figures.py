@@ -48,7 +48,7 @@ def duration(ns: float) -> str:
 
 
 def long_duration(ns: float) -> str:
-    """From two minutes on as people say it: 45.6 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """Write two minutes and more as people say it: 45.6 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
     if ns < 119.5e9:
         return duration(ns)
     return next(filter(None, (_in_two_units(ns / 1e9, *units) for units in _LONG)))
@@ -68,7 +68,7 @@ def size(size_bytes: float) -> str:
 
 
 def binary_size(size_bytes: float) -> str:
-    """For sizes that are powers of two: 64 KiB, 256 MiB."""
+    """Write sizes that are powers of two: 64 KiB, 256 MiB."""
     unit = next((unit for unit in _BINARY if size_bytes >= unit[0]), None)
     return f"{size_bytes / unit[0]:.3g} {unit[1]}" if unit else size(size_bytes)
 
@@ -110,7 +110,7 @@ def signed_percent(change: float) -> str:
 
 
 def unsigned_percent(change: float) -> str:
-    """How large a change is, in the same digits: 36%, 4.2%, 0.43%."""
+    """Return how large a change is, in the same digits: 36%, 4.2%, 0.43%."""
     return signed_percent(abs(change)).lstrip("+")
 
 
@@ -134,14 +134,14 @@ def change_marks(shares: Sequence[float]) -> list[str]:
 
 
 def longer_or_shorter(change: float, longer: str = "longer", shorter: str = "shorter") -> str:
-    """What a change does to a time: 36% longer, 4.2% shorter, 28 times as long."""
+    """Return what a change does to a time: 36% longer, 4.2% shorter, 28 times as long."""
     if change >= _MANY_TIMES - 1:
         return f"{factor(1 + change)} times as long"
     return f"{unsigned_percent(change)} {longer if change > 0 else shorter}"
 
 
 def difference(share: float) -> str:
-    """How far apart two numbers are, however little: 2.1%, 0.15%, 1.2e-7."""
+    """Return how far apart two numbers are, however little: 2.1%, 0.15%, 1.2e-7."""
     if abs(share) >= 0.0005 or not share:
         return unsigned_percent(share)
     digits, exponent = f"{abs(share):.1e}".split("e")
@@ -149,7 +149,7 @@ def difference(share: float) -> str:
 
 
 def factor(times: float) -> str:
-    """How many times: 1.15, 2.4, 12. Two digits that count, and two decimals near one."""
+    """Return how many times: 1.15, 2.4, 12. Two digits that count, and two decimals near one."""
     return f"{times:,.{0 if times >= 9.95 else 1 if times >= 1.15 else 2}f}"
 
 
@@ -159,7 +159,7 @@ def interval(low: float, high: float) -> str:
 
 
 def mean_count(count: float) -> str:
-    """How often, on average: 6, 1,200, 1.33."""
+    """Return how often, on average: 6, 1,200, 1.33."""
     return f"{count:,.0f}" if float(count).is_integer() else significant(count)
 
 
@@ -169,7 +169,8 @@ def trimmed(text: str) -> str:
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit of which it is at least one, after rounding: 999.9 ns is 1.00 µs."""
+    """Write it in the largest unit of which it is at least one, after rounding: 999.9 ns is 1.00
+    µs."""
     size = abs(value)
     scale, unit = next(((one, name) for one, name in units if size >= 0.9995 * one), units[-1])
     text = f"{value / scale:,.0f}" if unit in _WHOLE else significant(value / scale)

@@ -140,5 +140,5 @@ class _LazyPattern:
 
 
 def lazy_pattern(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """As re.compile. An error in the pattern shows only when it is used."""
+    """Do as re.compile. An error in the pattern shows only when it is used."""
     return cast("re.Pattern[AnyStr]", _LazyPattern(pattern, flags))

@@ -48,7 +48,7 @@ class ClockOffsets(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def drift(self) -> Floats:
-        """Of each stretch; NaN where a clock was set."""
+        """Return the drift of each stretch; NaN where a clock was set."""
         with np.errstate(invalid="ignore", divide="ignore"):
             drift = np.diff(self.offset_ns) / self.elapsed_ns
         return np.where(self.was_set, np.nan, drift)
@@ -64,7 +64,7 @@ class ClockOffsets(msgspec.Struct, frozen=True, kw_only=True):
 def compare_rounds(
     mine: Sequence[Rounds], theirs: Sequence[Rounds], *, kept: bool = True
 ) -> ClockOffsets | None:
-    """None without a common meeting. `kept`: NTP or PTP keeps both clocks, as far as known."""
+    """Return None without a common meeting. `kept`: NTP or PTP keeps both clocks, if known."""
     known = {(rounds.label, rounds.step): rounds for rounds in theirs}
     pairs = [(rounds, known.get((rounds.label, rounds.step))) for rounds in mine]
     points = [point for one, other in pairs if other and (point := _bound(one, other))]
@@ -100,7 +100,7 @@ def _bound(mine: Rounds, other: Rounds) -> tuple[Rounds, Rounds, int, int] | Non
 
 
 def _in_order(rounds: Sequence[Rounds]) -> list[int]:
-    """By step, where all have one: a clock that is set back does not tell."""
+    """Sort by step, where all have one: a clock that is set back does not tell."""
     if all(one.step is not None for one in rounds):
         return sorted(range(len(rounds)), key=lambda place: rounds[place].step or 0)
     return sorted(range(len(rounds)), key=lambda place: int(rounds[place].came_ns[0]))
@@ -113,8 +113,8 @@ def _elapsed(mine: Ints, theirs: Ints) -> Floats:
 
 
 def _was_stepped(rounds: Sequence[Rounds]) -> Flags:
-    """Where a host's wall clock did not follow its own counter. Nobody can set that, and NTP speeds
-    up or slows down both alike."""
+    """Return where a host's wall clock did not follow its own counter. Nobody can set that, and NTP
+    speeds up or slows down both alike."""
     known = [one.perf_to_unix_ns for one in rounds]
     if any(value is None for value in known):
         return np.zeros(len(rounds) - 1, np.bool_)
@@ -151,7 +151,7 @@ def _find_stretch(offsets: ClockOffsets, at_ns: Ints, step: Ints) -> Ints:
 
 
 def _within(offsets: ClockOffsets) -> tuple[Floats, Floats]:
-    """Of each stretch: its drift, and by how much the drift may differ from that inside it."""
+    """Return each stretch's drift, and by how much the drift may differ from that inside it."""
     if len(offsets) < 2:
         return np.zeros(1), np.zeros(1)
     drift, uncertain = offsets.drift, _uncertain(offsets)
@@ -174,7 +174,7 @@ def _outside(offsets: ClockOffsets) -> tuple[Floats, Floats]:
 
 
 def _uncertain(offsets: ClockOffsets) -> Floats:
-    """How far off the drift of each stretch may be."""
+    """Return how far off the drift of each stretch may be."""
     uncertain: Floats = (offsets.error_ns[1:] + offsets.error_ns[:-1]) / offsets.elapsed_ns
     return uncertain
 
@@ -208,7 +208,7 @@ def share_rounds(parts: Sequence[RankPart]) -> list[RankPart]:
 
 
 def align_runs(parts: Sequence[RankPart]) -> AlignedRuns:
-    """Only ranks that kept their collectives."""
+    """Align the ranks that kept their collectives."""
     logged = [part for part in share_rounds(parts) if part.run is not None]
     runs: dict[int, RunCalls] = {}
     errors: dict[int, float] = {}
@@ -246,7 +246,8 @@ def _compare(part: RankPart, reference: RankPart) -> ClockOffsets | None:
 
 
 def _shift(run: RunCalls, offsets: ClockOffsets) -> tuple[RunCalls, float]:
-    """Without the calls between two meetings where a clock was set."""
+    """Shift the calls to the reference's clock; drop those between two meetings where a clock was
+    set."""
     offset, error, known = offset_at(offsets, run.arrival_ns, run.number)
     shifted = run.arrival_ns - offset
     usual = float(np.quantile(error[known], _USUAL)) if known.any() else 0.0

@@ -73,7 +73,7 @@ class Oddities:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """For a record's `quality`."""
+        """Return the notes for a record's `quality`."""
         if not self.count:
             return tuple(self._notes)
         odd = Note(
@@ -132,7 +132,7 @@ _REPR.maxstring = _REPR.maxother = 60
 
 
 def _fit_parts(value: Any, kind: Any, place: str, oddities: Oddities) -> Any:
-    """None if this kind has no parts, or the value has others."""
+    """Return None if this kind has no parts, or the value has others."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(value, dict):
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -153,7 +153,7 @@ def _fit_parts(value: Any, kind: Any, place: str, oddities: Oddities) -> Any:
 
 
 def _fit_struct(value: dict[str, Any], kind: Any, place: str, oddities: Oddities) -> Any:
-    """A value that does not fit gets its default; UNFIT if it has none."""
+    """Give a value that does not fit its default; UNFIT if it has none."""
     values = {}
     for field in msgspec.structs.fields(kind):
         if field.encode_name in value:
@@ -210,9 +210,13 @@ _BATCH_LINES = 4096
 
 
 def read_record(
-    file: Path, kind: type[_T], oddities: Oddities, max_bytes: int = MAX_FILE_BYTES
+    file: Path, kind: type[_T], oddities: Oddities | None = None, max_bytes: int = MAX_FILE_BYTES
 ) -> _T | None:
-    """The whole file as one record; None if it was not captured or cannot be read."""
+    """Return the whole file as one record; None if it was not captured or cannot be read.
+
+    Without `oddities` nobody hears what was odd about it: another reader of the file says so.
+    """
+    oddities = oddities or Oddities(file.name)
     try:
         text = read_whole(file, max_bytes)
     except MissingFileError:

@@ -18,11 +18,17 @@ from stepscope.records.folders import HOSTS, SERVER_FOLDER, STEPS_FILE
 from stepscope.records.quality import Note
 from stepscope.text.figures import duration
 from stepscope.text.words import counted
-from stepscope.trace.decode import Oddities, read_record
+from stepscope.trace.decode import read_record
 from stepscope.trace.files import ENDINGS, is_folder, is_trace_name, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
 from stepscope.trace.run_folder.rank_facts import RANK, decode_facts, folder_rank
-from stepscope.trace.run_folder.run_state import RUN, is_run_folder, read_host_runs, server_file
+from stepscope.trace.run_folder.run_state import (
+    MAX_RUN_BYTES,
+    RUN,
+    is_run_folder,
+    read_host_runs,
+    server_file,
+)
 from stepscope.trace.run_folder.run_times import CommandTimes, began_unix_ns
 from stepscope.trace.run_folder.windows import choose_windows
 
@@ -42,7 +48,7 @@ def find_traces(path: str | Path) -> list[TraceFile]:
 
 
 def find_job_files(path: str | Path) -> JobFiles:
-    """As `find_traces`; only a run folder has ranks without a trace."""
+    """Do as `find_traces`; only a run folder has ranks without a trace."""
     here = _here(path)
     return JobFiles([*find_remote_traces(str(path))], []) if here is None else _find(here)
 
@@ -107,7 +113,7 @@ def _find(path: Path) -> JobFiles:
         return JobFiles([path], [])
     here = list_folder(path)
     # A rank's own folder may be given, too: its other traces are other windows of the same rank.
-    of_rank = (path / "rank.json") in here
+    of_rank = (path / RANK) in here
     ranks = [path] if of_rank else sorted(one for one in here if one.name.startswith("rank-"))
     files = _files_of_ranks(ranks)
     return files if files.traces else JobFiles([*_find_bare(path, here)], [])
@@ -116,7 +122,7 @@ def _find(path: Path) -> JobFiles:
 def _find_bare(path: Path, here: list[Path]) -> list[Path]:
     """Traces that lie in the folder itself or one level below it."""
     traces = _traces_among(here)
-    is_run = (path / "run.json") in here  # its folder of hosts holds other JSON files
+    is_run = (path / RUN) in here  # its folder of hosts holds other JSON files
     others = {SERVER_FOLDER, *((HOSTS,) if is_run else ())}
     folders = [one for one in here if is_folder(one) and one.name not in others]
     inner = [] if traces else folders
@@ -234,8 +240,8 @@ def order_by_start(folders: Sequence[Path]) -> list[Path]:
 
 
 def _process_of(folder: Path) -> object:
-    """What distinguishes the process that wrote a rank's folder."""
-    facts = decode_facts(folder, Oddities(RANK))
+    """Return what distinguishes the process that wrote a rank's folder."""
+    facts = decode_facts(folder)
     if facts.process not in (UNSET, None):
         return facts.process
     host = facts.host if isinstance(facts.host, str) else None
@@ -266,7 +272,6 @@ def _about_copies(copies: Sequence[tuple[Path, Path]]) -> list[Note]:
 # Whether several run folders are parts of one job: its name, its times, its command line.
 
 _CLOCKS_APART_NS = 60_000_000_000  # hosts' clocks may differ by this much
-_MOST_BYTES = 64 << 20
 _INSTEAD = "explain each of them, or `stepscope compare` them"
 
 
@@ -341,7 +346,7 @@ def _command(part: _RunPart) -> str:
 
 def _read_part(run: Path) -> _RunPart:
     hosts = read_host_runs(run)
-    whole = read_record(run / RUN, CommandTimes, Oddities(RUN), _MOST_BYTES) or CommandTimes()
+    whole = read_record(run / RUN, CommandTimes, max_bytes=MAX_RUN_BYTES) or CommandTimes()
     times = [CommandTimes(host.started_unix, host.ended_unix) for host in hosts] or [whole]
     began = [time.began_ns for time in times if time.began_ns is not None]
     ended = [time.ended_ns or 1 << 62 for time in times]  # it may still run
@@ -352,7 +357,7 @@ def _read_part(run: Path) -> _RunPart:
     }
     # Of its first rank; a host that does not say its name is none.
     ranks = sorted(run.glob("rank-*"))[:1]
-    names = (decode_facts(rank, Oddities(RANK)).host for rank in ranks)
+    names = (decode_facts(rank).host for rank in ranks)
     return _RunPart(
         folder=run,
         jobs=frozenset(jobs),
@@ -366,7 +371,7 @@ def _read_part(run: Path) -> _RunPart:
 def _argv(run: Path) -> tuple[str, ...]:
     """Ranks that only say where their script is in another way run the same one."""
     for rank in sorted(run.glob("rank-*"))[:1]:
-        argv = decode_facts(rank, Oddities(RANK)).argv
+        argv = decode_facts(rank).argv
         if isinstance(argv, list) and argv:
             return (argv[0].rpartition("/")[2], *argv[1:])
     return ()

@@ -162,8 +162,8 @@ class LineFile:
 
 
 def is_folder(path: Path) -> bool:
-    """False for a missing path and for a link that leads to itself. Raises UnreadableInputError if
-    it cannot be checked."""
+    """Return False for a missing path and for a link that leads to itself. Raises
+    UnreadableInputError if it cannot be checked."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -175,7 +175,7 @@ def is_folder(path: Path) -> bool:
 
 
 def may_exist(path: Path) -> bool:
-    """False only for a missing path: if it cannot be checked, opening it will say why."""
+    """Return False only for a missing path: if it cannot be checked, opening it will say why."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -490,12 +490,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside_bytes(self) -> int:
-        """Of the keys before the events, and again of those after them."""
+        """Limit the keys before the events, and again those after them."""
         return 2 * self.event_bytes
 
     @property
     def gap_bytes(self) -> int:
-        """Of text without a single event: reading ends there."""
+        """Limit text without a single event: reading ends there."""
         return 8 * self.event_bytes
 
     @property

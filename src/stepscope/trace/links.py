@@ -39,7 +39,7 @@ def are_sorted(*keys: NDArray[Any]) -> bool:
 
 
 def find_parents(thread: Int32, start: Int64, end: Int64) -> Int32:
-    """For rows in host order: the nearest earlier row that encloses each one, or -1.
+    """Find the nearest earlier row that encloses each row in host order, or -1.
 
     It is the nearest earlier row that does not end before this one. Every row first guesses its
     predecessor; a wrong guess is replaced by that row's own guess, which skips only rows that end
@@ -94,7 +94,7 @@ def is_among(values: NDArray[Any], wanted: NDArray[Any]) -> Flags:
 
 
 def nearest(host: HostEvents, wanted: Flags) -> Int32:
-    """For every host row: itself or its nearest ancestor among the wanted rows, or -1."""
+    """Find for every host row itself or its nearest ancestor among the wanted rows, or -1."""
     if not wanted.any():
         return np.full(len(host), ABSENT, np.int32)
     ancestor = np.where(wanted, np.arange(len(host)), host.parent)

@@ -132,7 +132,8 @@ def _call_keys(*columns: NDArray[Any]) -> Int64:
 
 
 def _collective_keys(calls: CollectiveCalls, rows: NDArray[np.intp], step: Int64 | None) -> Int64:
-    """By sequence, else by step, kind and bytes. Ranks may give unequal shares to an all-to-all."""
+    """Key calls by sequence, else by step, kind and bytes. Ranks may give unequal shares to an all-
+    to-all."""
     kind = calls.kind[rows]
     if step is None:
         return _call_keys(calls.sequence[rows], kind, np.zeros(len(rows), np.int64))
@@ -172,7 +173,8 @@ def _column(
 
 
 def match_transfers(parts: Sequence[RankPart]) -> MatchedTransfers:
-    """In each step, a rank's n-th send to another matches that one's n-th receive from it."""
+    """Match transfers: in each step, a rank's n-th send to another meets that one's n-th receive
+    from it."""
     sends = [_point_to_point(part, place, _SEND) for place, part in enumerate(parts)]
     receives = [_point_to_point(part, place, _RECV) for place, part in enumerate(parts)]
     send, recv = (

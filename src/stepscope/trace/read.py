@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from stepscope.records.hardware import Profile
     from stepscope.records.job import RankFolder
     from stepscope.records.trace import Trace
-    from stepscope.trace.run_folder.rank_facts import RankFacts
 
 # Smaller files are read faster than their digest and cache file are handled.
 _CACHE_FROM_BYTES = 64 << 10
@@ -156,6 +155,7 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     """The readers of these files are loaded here: most bare traces need none of them."""
     from stepscope.trace.decode import Oddities
     from stepscope.trace.run_folder.compiler_record import read_captures, read_compiler_record
+    from stepscope.trace.run_folder.rank_facts import decode_facts
     from stepscope.trace.run_folder.rank_folder import read_rank_folder, read_stack_samples
     from stepscope.trace.run_folder.related_runs import find_similar_runs
     from stepscope.trace.run_folder.run_times import read_run_times
@@ -169,7 +169,7 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     samples, sample_notes = read_stack_samples(path.parent)
     compiler, compiler_notes = read_compiler_record(path.parent)
     captures, capture_notes = read_captures(path.parent)
-    facts = _read_rank_facts(path.parent)
+    facts = decode_facts(path.parent)
     others = (*oddities.notes, *sample_notes, *compiler_notes, *capture_notes)
     return RankInputs(
         trace=trace,
@@ -184,13 +184,6 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
         captures=captures,
         calibrations=_find_calibrations(trace, folder),
     )
-
-
-def _read_rank_facts(folder: Path) -> RankFacts:
-    from stepscope.trace.decode import Oddities
-    from stepscope.trace.run_folder.rank_facts import RANK, decode_facts
-
-    return decode_facts(folder, Oddities(RANK))
 
 
 def _read_memory(
@@ -210,7 +203,8 @@ def _read_memory(
 
 
 def _sizes_at_ends(steps: StepColumns | None) -> tuple[tuple[int, int], ...]:
-    """Of the first steps and the last ones; a long run has millions in between."""
+    """Return the sizes at the ends of the first and the last steps; a long run has millions in
+    between."""
     if steps is None or steps.allocated_bytes is None:
         return ()
     places = np.flatnonzero(steps.allocated_bytes >= 0)

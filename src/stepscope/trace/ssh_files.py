@@ -40,7 +40,7 @@ class _AcceptNew(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
 
 
 def _line_break_before(file: BinaryIO) -> bytes:
-    """What an unfinished last line needs."""
+    """Return what an unfinished last line needs."""
     if not file.seek(0, os.SEEK_END):
         return b""
     file.seek(-1, os.SEEK_END)
@@ -71,7 +71,7 @@ def open_ssh(url: str) -> tuple[KnownHostFiles, str]:
 
 
 def _options_of(host: str) -> dict[str, Any]:
-    """What ~/.ssh/config says about a host."""
+    """Return what ~/.ssh/config says about a host."""
     config = paramiko.SSHConfig()
     with contextlib.suppress(StepscopeError):
         config.parse(read_whole(_CONFIG.expanduser()).decode("utf-8", "replace").splitlines())

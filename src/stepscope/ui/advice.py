@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from stepscope.changes import APPLIED, PREDICTED
 from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.explain_job import JobTraces
 from stepscope.explain.findings import NO_LOSS
@@ -21,9 +22,8 @@ from stepscope.explain.job.rank_part import own_ms
 from stepscope.explain.rank import Visit
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.verdict import leading_remedies, without_remedy
-from stepscope.fix.remedies import FIXES
 from stepscope.predict.engine import Bench
-from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
+from stepscope.predict.whatifs import settings_for_remedy
 from stepscope.records.explanation import (
     Advice,
     Explanation,
@@ -142,7 +142,7 @@ def _try_changes(
 def _list_changes(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
     """The usual changes and those offered; what only saves memory is tried if it is offered."""
     for_time = [
-        change for change in usual(bench) if change.value not in WHATIFS[change.name].saves_memory
+        change for change in usual(bench) if change.value not in PREDICTED[change.name].saves_memory
     ]
     return with_offered(for_time, findings)
 
@@ -395,13 +395,13 @@ def _promise(explanation: Explanation, remedy: Remedy) -> str:
     if not words.startswith("saves "):
         return words
     # The whole loss, as if the goal were reached: how far a change gets there is not predicted.
-    is_goal = any(WHATIFS[setting.name].is_goal for setting in settings_for_remedy(remedy.id))
+    is_goal = any(PREDICTED[setting.name].is_goal for setting in settings_for_remedy(remedy.id))
     return f"predicted to save {'at most ' if is_goal else ''}{words.removeprefix('saves ')}"
 
 
 def _doubt(remedy: Remedy) -> str:
     """Of a change to the training whose gain nobody predicted; looking somewhere costs nothing."""
-    is_change = bool(settings_for_remedy(remedy.id)) or remedy.id in FIXES
+    is_change = bool(settings_for_remedy(remedy.id)) or remedy.id in APPLIED
     return " (may help: its gain is not predicted)" if is_change else ""
 
 
@@ -452,7 +452,7 @@ def _sure_changes(explanation: Explanation) -> Sequence[Advice]:
         for change in explanation.advice
         if change.tried is None
         and _is_worth_having(change.gain)
-        and not WHATIFS[Setting.parse(change.setting).name].is_goal
+        and not PREDICTED[Setting.parse(change.setting).name].is_goal
     ]
     return sorted(sure, key=lambda change: (change.gain.changes_samples, -change.saved_ms))
 

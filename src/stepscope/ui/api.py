@@ -184,10 +184,11 @@ def _write_perfetto(traces: JobTraces, explanation: Explanation, target: Path) -
 
 def parse_settings(texts: Sequence[str]) -> list[Setting]:
     """Read settings as on the command line; most changes may be given only once."""
-    from stepscope.predict.whatifs import WHATIFS, parse_setting
+    from stepscope.changes import PREDICTED
+    from stepscope.predict.whatifs import parse_setting
 
     wanted = [parse_setting(text) for text in texts]
-    names = [setting.name for setting in wanted if not WHATIFS[setting.name].repeatable]
+    names = [setting.name for setting in wanted if not PREDICTED[setting.name].repeatable]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"--set {twice[0]} is given twice")

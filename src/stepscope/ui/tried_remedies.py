@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.fix.remedies import FIXES
+from stepscope.changes import APPLIED, CHANGES
 from stepscope.records.comparison import FAILED, TriedRemedy, TuneResult, best_alone, by_result
 from stepscope.text.figures import milliseconds, significant
 from stepscope.text.words import counted
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 # Nothing here may fail an explanation.
 
 YOUR_COMMAND = "your command"
-# A remedy that is a goal, or one of several ways: what can be applied to get there.
-_WAYS = {
-    "no-data-wait": ("loader-workers", "prefetch-factor"),
-    "cuda-graphs": ("compile",),
-    "bandwidth": ("compress-gradients",),
-    "accumulate": ("sync-once",),
-    "prefetch": ("pin-memory",),
-    "gc-by-hand": ("gc-freeze",),
-}
 _CLOSE = 1.25  # largest ratio of the run's step to the tune's baseline, either way
 
 
@@ -147,11 +138,11 @@ def _with_trial(remedy: Remedy, tried: Mapping[str, TriedRemedy]) -> Remedy:
 def applicable(finding: Finding) -> list[str]:
     """Ids of the remedies that the fix room can apply, in the finding's order."""
     names = (name for remedy in finding.remedies for name in _ways(remedy.id))
-    return [name for name in dict.fromkeys(names) if name in FIXES]
+    return [name for name in dict.fromkeys(names) if name in APPLIED]
 
 
 def _ways(remedy: str) -> tuple[str, ...]:
-    return (remedy, *_WAYS.get(remedy, ()))
+    return (remedy, *(CHANGES[remedy].ways if remedy in CHANGES else ()))
 
 
 def tune_command(names: list[str], command: tuple[str, ...]) -> str | None:

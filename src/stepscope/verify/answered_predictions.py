@@ -51,7 +51,7 @@ def with_promise(comparison: Comparison, promise_id: str | None = None) -> Compa
 def examine(
     promise: Promise, comparison: Comparison, *, named: bool = False
 ) -> tuple[Sequence[str], str | None]:
-    """What shows the promised change in B, and why the promise stays open, if it does."""
+    """Return what shows the promised change in B, and why the promise stays open, if it does."""
     if comparison.steps_are == "profiled":
         return (), f"{_PROFILED}: compare run folders (stepscope run) or use stepscope ab"
     why = _other_work(promise.workload, comparison.workload, named=named)
@@ -224,7 +224,7 @@ def _makes(remedy: str, setting: Setting) -> bool:
 
 
 def _is_promised(settings: Sequence[Setting], row: Difference) -> bool:
-    """Only what was promised was added, and nothing was taken away."""
+    """Tell whether only what was promised was added, and nothing was taken away."""
     before, after = (row.a or "").split(", "), (row.b or "").split(", ")
     kept = {*before} - {NO_REMEDIES} <= {*after}
     promised = all(any(_makes(name, one) for one in settings) for name in _added(row))
@@ -267,10 +267,6 @@ def _becomes(value: str, _a: str, b: str) -> bool:
     return b == value
 
 
-def _dtype_comes(value: str, a: str, b: str) -> bool:
-    return value in b.split(", ") and value not in a.split(", ")
-
-
 def _appears(_value: str, a: str, b: str) -> bool:
     return (a, b) == ("no", "yes")
 
@@ -281,17 +277,9 @@ def _grows(value: str, a: str, b: str) -> bool:
     return abs(float(b) / wanted - 1) < 0.01
 
 
-def _times(value: str, a: str, b: str) -> bool:
-    return abs(float(b) / float(a) / float(value) - 1) < 0.1
-
-
 def _recomputes(value: str, a: str, b: str) -> bool:
     factor = float(b) / float(a)
     return factor >= _RECOMPUTED if value == "blocks" else factor <= 1 / _RECOMPUTED
-
-
-def _falls(_value: str, a: str, b: str) -> bool:
-    return _number(b) < _number(a)
 
 
 def _nearly_gone(_value: str, a: str, b: str) -> bool:
@@ -300,19 +288,6 @@ def _nearly_gone(_value: str, a: str, b: str) -> bool:
 
 def _number(words: str) -> float:
     return float(words.split()[0])
-
-
-def _workers(value: str, _a: str, b: str) -> bool:
-    return b == value.partition(":")[0]
-
-
-def _bucket(value: str, _a: str, b: str) -> bool:
-    """MiB, as DDP takes them."""
-    return abs(_number(b) / (float(value) * 2**20) - 1) < 0.01
-
-
-def _shards(_value: str, a: str, b: str) -> bool:
-    return "fully_sharded" in b and "fully_sharded" not in a
 
 
 # Remedies that `run --with` applies, and the what-if that predicts each.
@@ -330,22 +305,36 @@ MAKES = {
 }
 _OPERATORS = ("matmuls per step", "shapes", "blocking calls")
 SIGNS = {
-    "precision": Sign("precision", _dtype_comes, ("blocking calls",)),
+    "precision": Sign(
+        "precision",
+        lambda value, a, b: value in b.split(", ") and value not in a.split(", "),
+        ("blocking calls",),
+    ),
     "optimizer": Sign("optimizer", _becomes, ("blocking calls",)),
     "compile": Sign("compile", _appears, (*_OPERATORS, "CUDA graphs")),
     "cuda-graphs": Sign("CUDA graphs", _appears, (*_OPERATORS, "data loading")),
     "batch": Sign("batch", _grows, ("data loading",)),
-    "accumulate": Sign("micro-batches", _times, ("data loading",)),
+    "accumulate": Sign(
+        "micro-batches",
+        lambda value, a, b: abs(float(b) / float(a) / float(value) - 1) < 0.1,
+        ("data loading",),
+    ),
     "checkpoint": Sign("matmuls per step", _recomputes),
-    "no-sync": Sign("blocking calls", _falls),
+    "no-sync": Sign("blocking calls", lambda _value, a, b: _number(b) < _number(a)),
     "no-data-wait": Sign("data loading", _nearly_gone, ("workers", "loader-workers")),
     "loader-workers": Sign("loader-workers", _becomes, ("data loading",)),
     "no-stalls": Sign("stalls", _nearly_gone, ("workers", "loader-workers", "data loading")),
     "workers": Sign(
         "world size",
-        _workers,
+        lambda value, _a, b: b == value.partition(":")[0],
         ("strategy", "bucket size", "data loading", "host", "blocking calls"),
     ),
-    "bucket-mb": Sign("bucket size", _bucket),
-    "zero": Sign("strategy", _shards, ("bucket size", "parameters", "parameter memory", "shapes")),
+    "bucket-mb": Sign(  # MiB, as DDP takes them
+        "bucket size", lambda value, _a, b: abs(_number(b) / (float(value) * 2**20) - 1) < 0.01
+    ),
+    "zero": Sign(
+        "strategy",
+        lambda _value, a, b: "fully_sharded" in b and "fully_sharded" not in a,
+        ("bucket size", "parameters", "parameter memory", "shapes"),
+    ),
 }

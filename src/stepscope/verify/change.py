@@ -122,10 +122,7 @@ def _difference(
 
 
 def _compare_several_runs(
-    a: Sequence[Spread] | Sequence[MeanSpread],
-    b: Sequence[Spread] | Sequence[MeanSpread],
-    *,
-    paired: bool,
+    a: Sequence[Spread | MeanSpread], b: Sequence[Spread | MeanSpread], *, paired: bool
 ) -> Estimate:
     rounding = max(run.rounding for run in (*a, *b))
     compare = compare_value_pairs if paired else _compare_run_values
@@ -274,7 +271,7 @@ class MeanSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deviation(self) -> float:
-        """Of the mean."""
+        """Return the deviation of the mean."""
         return _SKEWED * math.sqrt(self.variance / self.steps)
 
 
@@ -338,7 +335,7 @@ def mean_step(runs: Sequence[Floats]) -> tuple[float, float, float]:
 
 
 def _log_spread(values: Floats) -> MeanSpread:
-    """Of the mean's logarithm."""
+    """Return the spread of the mean's logarithm."""
     spread = mean_spread(values)
     return replace(
         spread,

@@ -249,8 +249,8 @@ def _change(logarithm: float) -> float:
 
 
 def _decide(ratio: Estimate, median: MedianStep | None) -> Verdict:
-    """By the step of record. Where stalls leave its mean open, the typical step decides, if it is
-    sure at 99% and the mean does not contradict it."""
+    """Decide by the step of record. Where stalls leave its mean open, the typical step decides, if
+    it is sure at 99% and the mean does not contradict it."""
     verdict = _verdict(ratio)
     if verdict != "no difference seen" or median is None:
         return verdict
@@ -367,8 +367,9 @@ def _phases(
 
 
 def _stalls(steady: Sequence[Sequence[SteadySteps]], paired: bool) -> tuple[PhaseChange, ...]:
-    """What stalls of each cause add to the mean step; a cause without any on both sides is left
-    out. Starts are not counted: how long a stall takes says nothing about how fast a start is."""
+    """Return what stalls of each cause add to the mean step; a cause without any on both sides is
+    left out. Starts are not counted: how long a stall takes says nothing about how fast a start is.
+    """
     causes = dict.fromkeys(cause for side in steady for run in side for cause in run.stalls_ms)
     rows = []
     for cause in causes:
@@ -464,7 +465,7 @@ def _side_step(runs: Sequence[Explanation]) -> _LogStep | None:
 
 
 def _step(explanation: Explanation) -> _LogStep | None:
-    """As in `explain`: the step of the slowest rank."""
+    """Return, as `explain` does, the step of the slowest rank."""
     slowest = max(explanation.ranks, key=lambda rank: rank.budget.step_ms)
     step, value = slowest.step_ms, explanation.budget.step_ms
     if explanation.budget.basis != "corrected" or not value or not step.low or not step.high:

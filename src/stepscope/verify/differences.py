@@ -5,7 +5,7 @@ step, and the traits that both sides captured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -72,7 +72,8 @@ def _as_recorded(explanation: Explanation) -> Budget:
 
 
 def kernel_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
-    """By name, the largest change first: new ones, gone ones, and those that take another time.
+    """List kernels by name, the largest change first: new ones, gone ones, and those that take
+    another time.
 
     Empty if nothing ran on a device: a CPU's kernels are its operators.
     """
@@ -80,7 +81,7 @@ def kernel_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
 
 
 def operator_changes(a: Explanation, b: Explanation) -> tuple[NameChange, ...]:
-    """By name, whatever the shapes: own device time, or own host time on a CPU."""
+    """List operators by name, whatever the shapes: own device time, or own host time on a CPU."""
     on_device = _on_device(a, b)
 
     def rows(rank: RankExplanation) -> Iterator[Row]:
@@ -158,37 +159,26 @@ def compare_traits(
     """`a` and `b` are each side's facts and explanation; `phases` holds phases and stalls;
     `step_ms` is A's step."""
     before, after = read_traits(*a), read_traits(*b)
-    traits = [*_words_of_both(before, after), *_counts_of_both(before, after)]
+    counts = _counts(before.facts), _counts(after.facts)  # threads and workers
+    traits = [*_of_both(before.words, after.words), *_of_both(*counts)]
     for compare in (_parameters, _batch, _products_per_step, _blocking):
         traits += compare(before, after)
     traits += _data_loading(phases, step_ms)
-    traits += _stalled(phases, step_ms)
+    # All causes together; nothing where no step of either side stalled.
+    rows = [row for row in phases if row.id.startswith("stall_")]
+    traits += [_moved("stalls", rows, step_ms)] if rows else []
     return ComparedFacts(
         looked_at=tuple(row.name for row in traits),
         changed=tuple(row for row in traits if row.a != row.b),
     )
 
 
-def _words_of_both(a: Traits, b: Traits) -> list[Difference]:
-    return [
-        Difference(name=name, a=a.words[name], b=b.words[name])
-        for name in a.words
-        if name in b.words
-    ]
-
-
-def _counts_of_both(a: Traits, b: Traits) -> list[Difference]:
-    """Threads and workers, if capture counted them."""
-    before, after = _counts(a.facts), _counts(b.facts)
-    return [
-        Difference(name=name, a=str(before[name]), b=str(after[name]))
-        for name in before
-        if name in after
-    ]
+def _of_both(a: Mapping[str, object], b: Mapping[str, object]) -> list[Difference]:
+    return [Difference(name=name, a=str(a[name]), b=str(b[name])) for name in a if name in b]
 
 
 def _counts(facts: dict[str, Any]) -> dict[str, int]:
-    """From the facts themselves and from the tables among them."""
+    """Take counts from the facts themselves and from the tables among them."""
     tables = [facts, *(value for value in facts.values() if isinstance(value, dict))]
     # Of the DataLoader that fed most of the training.
     loaders = (facts.get("data") or {}).get("loaders", ())
@@ -219,7 +209,8 @@ def _parameters(a: Traits, b: Traits) -> list[Difference]:
 
 
 def _batch(a: Traits, b: Traits) -> list[Difference]:
-    """From the shapes of products in every step; a last, shorter batch does not count."""
+    """Read the batch from the shapes of products in every step; a last, shorter batch does not
+    count."""
     before, after = ({key for key, calls in side.products.items() if calls >= 1} for side in (a, b))
     if not before or not after:
         return []
@@ -263,12 +254,6 @@ def _data_loading(phases: Sequence[PhaseChange], step_ms: float) -> list[Differe
     if not any(row.id == "data" for row in phases):
         return []
     return [_moved("data loading", [r for r in phases if r.id in ("data", "stall_data")], step_ms)]
-
-
-def _stalled(phases: Sequence[PhaseChange], step_ms: float) -> list[Difference]:
-    """All causes together; nothing where no step of either side stalled."""
-    rows = [row for row in phases if row.id.startswith("stall_")]
-    return [_moved("stalls", rows, step_ms)] if rows else []
 
 
 def _moved(name: str, rows: Sequence[PhaseChange], step_ms: float) -> Difference:

@@ -77,7 +77,7 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """What is not known has not passed, nor has it failed."""
+        """Tell whether it passed. What is not known has not passed, nor has it failed."""
         return self.parity not in ("failed", "not known")
 
 
@@ -113,7 +113,8 @@ def check_parity(
 
 
 def coarsest_precision(facts: ScriptFacts, remedies: Sequence[str]) -> Precision:
-    """Of the products, with these remedies (`ID` or `ID=VALUE`) or without them."""
+    """Return the precision of the products, with these remedies (`ID` or `ID=VALUE`) or without
+    them."""
     ids = {remedy.partition("=")[0] for remedy in remedies}
     half = {"float16", "bfloat16", "torch.float16", "torch.bfloat16"} & set(facts.dtypes)
     if ids & _SIXTEEN or half or facts.autocast:
@@ -150,7 +151,7 @@ class _RankLosses(NamedTuple):
     redrawn: Sequence[tuple[Loss, ...]]
 
     def controls(self, length: int) -> list[Floats]:
-        """Of each kind those that are whole and finite."""
+        """Return those of each kind that are whole and finite."""
         kinds = ([run for run in runs if len(run) >= length] for runs in self[2:])
         values = (_values(runs, length) for runs in kinds)
         return [rows[np.isfinite(rows).all(axis=1)] if len(rows) else rows for rows in values]
@@ -193,7 +194,7 @@ def _check_rank(runs: _RankLosses, declared: str, precision: Precision) -> Parit
 
 
 def _missing(baseline: tuple[Loss, ...], run: tuple[Loss, ...]) -> str | None:
-    """Why its losses cannot be those of the same steps. A last step may be cut short."""
+    """Return why its losses cannot be those of the same steps. A last step may be cut short."""
     if not run:
         return f"no loss was captured, but the baseline has {len(baseline)}"
     expected, seen = (Counter(loss.step for loss in one) for one in (baseline, run))
@@ -219,7 +220,7 @@ def _values(side: Sequence[Sequence[Loss]], length: int) -> Floats:
 
 
 def _where_finite(runs: Floats) -> StepFlags:
-    """By pass: in all runs."""
+    """Mark the passes that are finite in all runs."""
     flags: StepFlags = np.all(np.isfinite(runs), axis=0)
     return flags
 
@@ -284,7 +285,7 @@ class _Curves:
         return "random", f"{beyond}. The mean loss is as expected with other random numbers"
 
     def beyond_rounding(self, run: CurveDifference) -> str | None:
-        """What is too large to be rounding."""
+        """Return what is too large to be rounding."""
         size = np.abs(run.values)
         allowed = FIRST[self.precision] + _CONTROLS * float(self.rounding.reach[0])
         if size[0] > allowed:

@@ -46,7 +46,8 @@ class RunLevelChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_run_changes(step_ms: Sequence[float]) -> tuple[RunLevelChange, ...]:
-    """In the order of the runs, which is that of time. All step times must be above zero."""
+    """Find changes in the order of the runs, which is that of time. All step times must be above
+    zero."""
     logs = np.log(np.asarray(step_ms, np.float64))
     if len(logs) < FEWEST_RUNS:
         return ()
@@ -86,7 +87,7 @@ def _confirmed(logs: Floats, cuts: list[int]) -> list[int]:
 
 
 def _best_cut(logs: Floats) -> tuple[int | None, float]:
-    """Where the two sides differ most, and how often chance does as much; None if too short."""
+    """Return where two sides differ most, and how often chance does as much; None if too short."""
     if len(logs) < FEWEST_RUNS:
         return None, 1.0
     ranks = _ranks(logs)
@@ -101,7 +102,7 @@ def _best_cut(logs: Floats) -> tuple[int | None, float]:
 
 
 def _scores(ranks: Floats) -> Floats:
-    """Of every possible cut of every row: the difference of the sides, over its deviation."""
+    """Return for each possible cut of each row the sides' difference, over its deviation."""
     runs = ranks.shape[1]
     sums = np.cumsum(ranks - ranks.mean(axis=1, keepdims=True), axis=1)
     left = np.arange(_FEWEST_ON_A_SIDE, runs - _FEWEST_ON_A_SIDE + 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +35,7 @@ from stepscope.trace.files import (
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_facts import RANK, folder_rank, read_facts
 from stepscope.trace.run_folder.rank_folder import read_captured
-from stepscope.trace.run_folder.run_state import read_origin
+from stepscope.trace.run_folder.run_state import MAX_RUN_BYTES, RUN, read_origin
 from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 
 # A job's step is that of its slowest rank: the one with the longest mean step. Ranks that train
 # together take equally long; if one takes longer, the job waits for it.
-
-RUN = "run.json"
-_MOST_BYTES = 64 << 20  # of run.json, which lists every rank
 
 
 class _WholeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,20 +110,18 @@ def profiled_run(run: ComparedRun, explanation: Explanation) -> ComparedRun:
     slowest = max(ranks, key=lambda rank: rank.step_ms.profiled or 0.0)
     cycles = slowest.steps.cycles_ns
     steps_ns = cycles if len(cycles) > 1 else [step.dur_ns for step in slowest.steps.steps]
-    return ComparedRun(
-        path=run.path,
+    return replace(
+        run,
         steps_are="profiled",
         step_ms=np.array(steps_ns, np.float64) / 1e6,
         rank=slowest.rank if len(explanation.ranks) > 1 else None,
-        facts=run.facts,
-        peak_bytes=run.peak_bytes,
+        columns=None,
         has_trace=True,
-        notes=run.notes,
     )
 
 
 def _rank_folders(run: Path) -> list[Path]:
-    """Without folders of a second process that claimed the same rank (`rank-00000.2`)."""
+    """Leave out folders of a second process that claimed the same rank (`rank-00000.2`)."""
     return [
         rank
         for rank in sorted(run.glob("rank-*"))
@@ -153,15 +148,7 @@ def _measured_run(folder: Path, ranks: list[Path]) -> ComparedRun:
                 f"{folder} has no step to compare: all of its steps are inside the profiled window"
             )
         why = f"{folder}: all of its steps are inside the profiled window"
-        return ComparedRun(
-            path=path,
-            steps_are="profiled",
-            step_ms=np.empty(0),
-            facts=facts,
-            peak_bytes=peak,
-            has_trace=True,
-            notes=(why,),
-        )
+        return replace(_traced_run(path), facts=facts, peak_bytes=peak, notes=(why,))
     slowest = max(columns_by_rank, key=lambda rank: _mean_ns(columns_by_rank[rank]))
     columns = columns_by_rank[slowest]
     number = read_facts(slowest).get("rank", folder_rank(slowest))
@@ -191,7 +178,7 @@ def _notes(
 
 
 def _plain_columns(rank: Path) -> StepColumns | None:
-    """None without a plain step. What was odd about the file, `explain` says."""
+    """Return None without a plain step. What was odd about the file, `explain` says."""
     columns = read_step_columns(rank, Oddities(STEPS_FILE))
     if columns is None or not columns.plain.any():
         return None
@@ -213,7 +200,7 @@ def _mean_ns(columns: StepColumns) -> float:
 def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
     """The first rank's facts, and those of the whole run."""
     facts = read_facts(ranks[0]) if ranks else {}
-    whole = read_record(folder / RUN, _WholeRun, Oddities(RUN), _MOST_BYTES) or _WholeRun()
+    whole = read_record(folder / RUN, _WholeRun, max_bytes=MAX_RUN_BYTES) or _WholeRun()
     facts["command"], facts["exit_code"] = whole.command, whole.exit_code
     facts["world_size"] = whole.world_size or facts.get("world_size")
     origin = read_origin(folder, ranks)
@@ -303,7 +290,7 @@ _NUMBER = re.compile(r"([-+.\w]+?)\s*(ns|us|µs|ms|s)?", re.IGNORECASE)
 
 
 def is_step_list(path: Path) -> bool:
-    """By its name; a .json file may be a trace as well, so its content decides."""
+    """Tell by its name; a .json file may be a trace as well, so its content decides."""
     if path.name.endswith(ENDINGS):
         return True
     if not path.name.endswith(".json"):
@@ -318,7 +305,7 @@ def is_step_list(path: Path) -> bool:
 
 
 def read_step_list(path: Path, unit: str = "ms", column: str | None = None) -> StepTimes:
-    """In the order of the file; raises UnreadableInputError for anything but step times."""
+    """Read steps in the file's order; raises UnreadableInputError for anything but step times."""
     text = _decode_file(path)
     if path.name.endswith(".json"):
         rows = _json_rows(path, _decoded(path, text))

@@ -211,7 +211,8 @@ def student_quantile(freedom: float, level: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(freedom: float, level: float) -> float:
-    """With t = sqrt(freedom) tan(angle), the angle's density is a power of its cosine."""
+    """Integrate the density: with t = sqrt(freedom) tan(angle), the angle's density is a power of
+    its cosine."""
     density = np.maximum(np.cos(_ANGLES), 0.0) ** (freedom - 1)
     shares = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
     angle = float(np.interp(level, shares / shares[-1], _ANGLES))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stepscope.step.statistics import block_medians, spread
 from stepscope.verify.change import median_ratio
 from stepscope.verify.spread import Floats
 
@@ -20,26 +21,23 @@ GROUP = 5
 _FEWEST = 8 * GROUP  # in shorter runs a warm-up cannot be told apart
 _LONGEST = 0.25  # of the run
 _FAR, _LEAST = 3.5, 0.005
-_DEVIATIONS = 1.4826  # standard deviation of a normal distribution over its median absolute one
 _DRIFTS = 0.01
 
 
 def warm_up(steps: Floats) -> int:
-    """How many of the first steps to leave out."""
+    """Return how many of the first steps to leave out."""
     if len(steps) < _FEWEST:
         return 0
-    whole = len(steps) // GROUP * GROUP
-    medians: Floats = np.median(steps[:whole].reshape(-1, GROUP), axis=1)
+    medians = block_medians(steps, GROUP)
     later = medians[len(medians) // 2 :]
     middle = float(np.median(later))
-    deviation = _DEVIATIONS * float(np.median(np.abs(later - middle)))
-    near = np.abs(medians - middle) <= max(_FAR * deviation, _LEAST * middle)
+    near = np.abs(medians - middle) <= max(_FAR * spread(later), _LEAST * middle)
     first = int(near.argmax())
     return GROUP * first if first <= _LONGEST * len(medians) else 0
 
 
 def drift(steps: Floats) -> float | None:
-    """How much longer the second half's steps are, as a share; None if it may be chance."""
+    """Return how much longer the second half's steps are, as a share; None if it may be chance."""
     if len(steps) < _FEWEST:
         return None
     half = len(steps) // 2

@@ -54,7 +54,7 @@ def time_step(
 
 
 def summarise_rounds(seconds: Sequence[float], calls: int) -> StepRounds:
-    """From the mean step of each round."""
+    """Summarise the mean steps of the rounds."""
     rounds_ms = [max(1e3 * value, 1e-9) for value in seconds]
     ms, low, high = mean_step([_counted(rounds_ms)])
     other_start = NORMAL_95_PRECISE * ONE_START * ms

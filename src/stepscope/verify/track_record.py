@@ -64,7 +64,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def make_promise(
     prediction: Prediction, workload: Workload | None = None, path: str | None = None
 ) -> Promise:
-    """With an id of its own, made now, on this host."""
+    """Make a promise with an id of its own, now, on this host."""
     import secrets
 
     return Promise(
@@ -137,7 +137,7 @@ def ignored_deliveries(
 
 
 def why_ignored(promise: Promise, delivery: Delivery) -> str | None:
-    """Why a delivery does not count by today's rules; None if it counts."""
+    """Return why a delivery does not count by today's rules; None if it counts."""
     if not delivery.named and not delivery.seen:
         return "nothing shows that the predicted change was made"
     if delivery.basis != promise.basis:
@@ -148,7 +148,7 @@ def why_ignored(promise: Promise, delivery: Delivery) -> str | None:
 
 
 def off_baseline(promise: Promise, a_ms: float, within: float = ANY_BASELINE) -> str | None:
-    """Why A's step cannot be the one the promise is about."""
+    """Return why A's step cannot be the one the promise is about."""
     if abs(math.log(a_ms / promise.baseline_ms)) <= math.log(within):
         return None
     step, baseline = milliseconds(a_ms), milliseconds(promise.baseline_ms)
@@ -156,7 +156,7 @@ def off_baseline(promise: Promise, a_ms: float, within: float = ANY_BASELINE) ->
 
 
 def too_vague(low: float, high: float) -> str | None:
-    """Why a measured change is too uncertain to answer a promise."""
+    """Return why a measured change is too uncertain to answer a promise."""
     half = (math.log1p(high) - math.log1p(low)) / 2 if low > -1 else math.inf
     if half <= math.log(VAGUE):
         return None
@@ -171,7 +171,7 @@ def open_promises(host: str | None = None) -> tuple[Promise, ...]:
 
 
 def find_promise(promise_id: str) -> Promise:
-    """By its id, or by a beginning of it that no other has."""
+    """Find it by its id, or by a beginning of it that no other has."""
     promises = [row.promise for row in history(every_host=True)]
     matches = [promise for promise in promises if promise.id.startswith(promise_id)]
     exact = [promise for promise in matches if promise.id == promise_id]
@@ -244,7 +244,7 @@ def adjust(
 
 
 def learn(name: str, history: Sequence[TrackedPromise]) -> Lesson | None:
-    """What the deliveries of one what-if say about its next prediction; None without any.
+    """Return what the deliveries of one what-if say about its next prediction; None without any.
 
     For n deliveries, e is ln(delivered / predicted) of each, and h is the logarithm of the promised
     half-width on the side where e lies:
@@ -340,7 +340,7 @@ def read_lines() -> list[Line]:
 
 
 def count_unread() -> int:
-    """How many lines are left out. They stay in the file: nothing is ever overwritten."""
+    """Return how many lines are left out. They stay in the file: nothing is ever overwritten."""
     return sum(_parse(row) is None for row in _rows())
 
 

@@ -61,7 +61,7 @@ class Traits:
 
 
 def read_traits(facts: dict[str, Any], explanation: Explanation | None) -> Traits:
-    """From the first rank: every rank runs the same program."""
+    """Read traits from the first rank: every rank runs the same program."""
     ddp = (facts.get("communication") or {}).get("ddp") or ()
     cap = ddp[0].get("bucket_cap_bytes") if ddp else None
     known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
@@ -93,7 +93,8 @@ def read_traits(facts: dict[str, Any], explanation: Explanation | None) -> Trait
 
 
 def is_truncated(rank: RankExplanation) -> bool:
-    """With very many ranks only the longest rows are kept: a missing row says nothing."""
+    """Tell whether rows are missing: with very many ranks only the longest rows are kept: a missing
+    row says nothing."""
     return OTHERS in {*(x.name for x in rank.operators), *(x.name for x in rank.kernels)}
 
 
@@ -110,7 +111,7 @@ def device_name(facts: dict[str, Any]) -> str | None:
 
 
 def _remedy_words(facts: dict[str, Any]) -> str | None:
-    """What was applied to the whole run; None for steps that no run folder describes."""
+    """Return what was applied to the whole run; None for steps that no run folder describes."""
     remedies: Sequence[RunRemedy] | None = facts.get("remedies")
     if remedies is None:
         return None
@@ -197,7 +198,16 @@ def batch_growth(a: Iterable[Shapes], b: Iterable[Shapes]) -> tuple[int, int] | 
         for other in after - before or after:
             factor = _factor(shapes, other)
             if factor is not None and factor != 1 and _all_grow(before, after, factor):
-                return _smallest(before, after, factor)
+                grown = {
+                    (x, y)
+                    for a in before
+                    for b in after
+                    if _factor(a, b) == factor
+                    for dims, others in zip(a, b, strict=True)
+                    for x, y in zip(dims, others, strict=True)
+                    if x != y
+                }
+                return min(grown)
     return None
 
 
@@ -225,21 +235,8 @@ def _all_grow(before: set[Shapes], after: set[Shapes], factor: float) -> bool:
     )
 
 
-def _smallest(before: set[Shapes], after: set[Shapes], factor: float) -> tuple[int, int]:
-    grown = {
-        (x, y)
-        for a in before
-        for b in after
-        if _factor(a, b) == factor
-        for dims, others in zip(a, b, strict=True)
-        for x, y in zip(dims, others, strict=True)
-        if x != y
-    }
-    return min(grown)
-
-
 def common_factor(a: dict[str, float], b: dict[str, float]) -> float | None:
-    """How many times as often B does everything that A does; None without one common factor."""
+    """Return how many times as often B does all that A does; None without one common factor."""
     if not a or a.keys() != b.keys():
         return None
     factors = [b[name] / a[name] for name in a]
@@ -255,7 +252,7 @@ _LISTED_FACTS = ("command", "world_size", "host", "device", "torch", "cuda", "hi
 
 
 def describe_workload(facts: dict[str, Any], explanation: Explanation | None = None) -> Workload:
-    """From the captured facts and the trace's operators."""
+    """Describe it from the captured facts and the trace's operators."""
     if explanation is None:
         return _workload(facts, None, None, ())
     rank = explanation.ranks[0]
@@ -343,7 +340,7 @@ def _trace_differences(a: Explanation, b: Explanation) -> list[Difference]:
 
 
 def _counterparts(a: Iterable[Operator], b: Iterable[Operator]) -> tuple[Operator, Operator] | None:
-    """On each side, the heaviest product or convolution with shapes that the other lacks.
+    """Find on each side the heaviest product or convolution with shapes that the other lacks.
 
     If both sides have the same shapes, the heaviest of all.
     """

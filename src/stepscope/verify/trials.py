@@ -15,7 +15,7 @@ from stepscope.records.quality import Bytes, StepNumber
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.text.figures import binary_size
 from stepscope.text.words import counted
-from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
+from stepscope.trace.decode import NotJsonError, decode, read_record
 from stepscope.trace.files import is_folder, read_whole
 from stepscope.trace.run_folder.rank_facts import folder_rank
 
@@ -54,7 +54,7 @@ def read_trial(run: Path) -> dict[int, RankTrial]:
     for folder in sorted(run.glob("rank-*")):
         if "." in folder.name or not is_folder(folder):
             continue
-        trial = read_record(folder / TRIAL, RankTrial, Oddities(TRIAL), _MOST_BYTES)
+        trial = read_record(folder / TRIAL, RankTrial, max_bytes=_MOST_BYTES)
         number = folder_rank(folder)
         if trial is not None and number is not None:
             ranks[number] = trial
@@ -62,7 +62,7 @@ def read_trial(run: Path) -> dict[int, RankTrial]:
 
 
 def losses_of(trial: dict[int, RankTrial]) -> dict[int, tuple[Loss, ...]]:
-    """By rank, without ranks that caught none: what `check_parity` takes as one run."""
+    """Return losses by rank, of ranks that caught any: what `check_parity` takes as one run."""
     return {rank: one.losses for rank, one in trial.items() if one.losses}
 
 
@@ -91,7 +91,7 @@ class PeakChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def change(self) -> float | None:
-        """As a share of the baseline's; 0 where equal runs differ as much."""
+        """Return the change as a share of the baseline's; 0 where equal runs differ as much."""
         if not self.base_bytes or self.peak_bytes is None:
             return None
         share = self.peak_bytes / self.base_bytes - 1
@@ -130,7 +130,7 @@ def why_unfinished(
     exit_code: int,
     baseline_steps: int | None = None,
 ) -> str | None:
-    """None if the trial is finished. `steps` are those of each rank that was seen.
+    """Return None if the trial is finished. `steps` are those of each rank that was seen.
 
     `baseline_steps` is how many the baseline made, where it ended before `wanted` by itself.
     """
@@ -159,7 +159,7 @@ SCRIPT = "script.json"
 
 
 def read_script(rank: Path) -> ScriptFacts | None:
-    """None if that was not written or cannot be read."""
+    """Return None if that was not written or cannot be read."""
     try:
         content = decode(read_whole(rank / SCRIPT, _MOST_BYTES), dict[str, Any])
         return ScriptFacts.from_json(content)

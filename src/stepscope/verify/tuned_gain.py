@@ -81,7 +81,7 @@ class GainVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def other_way_round(gain: Gain) -> Gain:
-    """What the base saves against the candidate."""
+    """Return what the base saves against the candidate."""
 
     def turned(share: float) -> float:
         return -share / (1 - share)
@@ -103,7 +103,12 @@ def screen(
     deviation short of WORTH is not promising. Confirm the promising ones in the order of their
     gain.
     """
-    around = _nearest(candidate, base)
+    before = [trial for trial in base if trial.number < candidate.number]
+    after = [trial for trial in base if trial.number > candidate.number]
+    around = [
+        *([max(before, key=lambda trial: trial.number)] if before else []),
+        *([min(after, key=lambda trial: trial.number)] if after else []),
+    ]
     noise = start_noise(_repeated(trials))
     saved = float(np.mean([_log(trial) for trial in around])) - _log(candidate)
     deviation = noise.deviation * math.sqrt(1 + 1 / len(around))
@@ -145,7 +150,8 @@ def judge(
     if few < FEWEST_STEPS:
         why = f"a trial has {few} steady steps, but {FEWEST_STEPS} are needed"
         return GainVerdict(decision="not kept", gain=None, pairs=len(pairs), more=0, why=why)
-    return _Test(pairs, _noise_of(pairs, trials), level).verdict()
+    own = {trial.remedies for pair in pairs for trial in pair}
+    return _Test(pairs, start_noise(_repeated(trials), own), level).verdict()
 
 
 class _Test:
@@ -215,27 +221,11 @@ class _Test:
 
 
 def _share_of_test(number: int, expected: int) -> float:
-    """Of FALSE_KEEPS; `number` counts from 0. Over all numbers they add up to 1."""
+    """Return a test's share of FALSE_KEEPS; `number` counts from 0, and all add up to 1."""
     if number < expected:
         return 0.5 / expected
     later = number - expected + 1
     return 0.5 / (later * (later + 1))
-
-
-def _nearest(candidate: TimedTrial, base: Sequence[TimedTrial]) -> list[TimedTrial]:
-    before = [trial for trial in base if trial.number < candidate.number]
-    after = [trial for trial in base if trial.number > candidate.number]
-    return [
-        *([max(before, key=lambda trial: trial.number)] if before else []),
-        *([min(after, key=lambda trial: trial.number)] if after else []),
-    ]
-
-
-def _noise_of(
-    pairs: Sequence[tuple[TimedTrial, TimedTrial]], trials: Sequence[TimedTrial]
-) -> StartNoise:
-    own = {trial.remedies for pair in pairs for trial in pair}
-    return start_noise(_repeated(trials), own)
 
 
 def _repeated(trials: Sequence[TimedTrial]) -> dict[tuple[str, ...], list[float]]:
@@ -257,7 +247,7 @@ def _gain(saved: float, reach: float) -> Gain:
 
 
 def _share(saved: float) -> float:
-    """Of the base's step, from the logarithm of base over candidate."""
+    """Return the share of the base's step from the logarithm of base over candidate."""
     return -math.expm1(-saved)
 
 
@@ -295,7 +285,7 @@ def start_noise(
     logs: Mapping[tuple[str, ...], Sequence[float]],
     own: Collection[tuple[str, ...]] = (),
 ) -> StartNoise:
-    """On average over `own` configurations, or of all; `logs` are repeated runs', in order."""
+    """Average over `own` configurations, or of all; `logs` are repeated runs', in order."""
     by_name = {name: _scatter(values) for name, values in logs.items()}
     if not by_name:
         return StartNoise(deviation=_FIRST_GUESS, freedom=0.0)
@@ -303,7 +293,11 @@ def start_noise(
     usual = _usual(by_name.values()) if own else None
     if usual is not None:
         known = [[by_name[name]] if name in by_name else [] for name in own]
-        noise = _mean([_pooled([usual, *scatters]) for scatters in known])
+        # Of independent estimates; the freedom is Satterthwaite's.
+        scatters = [_pooled([usual, *scatters]) for scatters in known]
+        total = sum(scatter.variance for scatter in scatters)
+        freedom = total**2 / sum(scatter.variance**2 / scatter.freedom for scatter in scatters)
+        noise = _Scatter(total / len(scatters), freedom)
     return StartNoise(
         deviation=max(_LEAST, math.sqrt(noise.variance)),
         freedom=min(noise.freedom, pooled.freedom),
@@ -311,8 +305,8 @@ def start_noise(
 
 
 def _scatter(logs: Sequence[float]) -> _Scatter:
-    """Only runs that follow each other are compared, so that a slow drift of the machine counts
-    little (von Neumann's estimate: half the mean square of successive differences)."""
+    """Compare only runs that follow each other, so that a slow drift of the machine counts little
+    (von Neumann's estimate: half the mean square of successive differences)."""
     n = len(logs)
     variance = float((np.diff(logs) ** 2).mean()) / 2
     return _Scatter(max(variance, _LEAST**2), 2 * (n - 1) ** 2 / (3 * n - 4))
@@ -322,13 +316,6 @@ def _pooled(scatters: Collection[_Scatter]) -> _Scatter:
     freedom = sum(scatter.freedom for scatter in scatters)
     squares = sum(scatter.freedom * scatter.variance for scatter in scatters)
     return _Scatter(squares / freedom, freedom)
-
-
-def _mean(scatters: Sequence[_Scatter]) -> _Scatter:
-    """Of independent estimates; the freedom is Satterthwaite's."""
-    total = sum(scatter.variance for scatter in scatters)
-    freedom = total**2 / sum(scatter.variance**2 / scatter.freedom for scatter in scatters)
-    return _Scatter(total / len(scatters), freedom)
 
 
 def _usual(scatters: Collection[_Scatter]) -> _Scatter | None:

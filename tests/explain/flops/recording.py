@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stepscope import read_trace
-from stepscope.explain.flops.costs import count_costs
+from stepscope.explain.flops.costs import Costs, count_costs
+from stepscope.records.trace import Trace
 from stepscope.step.phases import PHASES
 
 torch = pytest.importorskip("torch", reason="records a real trace")
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from stepscope.explain.flops.costs import Costs
-    from stepscope.records.trace import Trace
 
 
 def record(path: Path, run: Callable[[], Any]) -> tuple[Trace, Costs]:

@@ -6,19 +6,16 @@ gradient of a grouped convolution once for each group too often; that is pinned 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-
-from .recording import counted_names, flops_of, record, torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
+
+from .recording import counted_names, flops_of, record, torch
 
 
 class Attention(nn.Module):

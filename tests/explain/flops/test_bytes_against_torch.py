@@ -6,18 +6,15 @@ was given and what it gave back are added up.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch.nn import functional
 
 from .recording import record, torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-from torch.nn import functional
 
 
 def floats(*shape: int, dtype: Any = None) -> Any:

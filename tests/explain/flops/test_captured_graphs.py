@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from stepscope.explain.efficiency import measure_efficiency
@@ -11,14 +9,11 @@ from stepscope.explain.flops.captured_graphs import price_capture
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CapturedGraph, CapturedOperator
 from stepscope.records.explanation import StepTime
+from stepscope.records.hardware import Efficiency
 from stepscope.records.rank import RankInputs
 
 from ..build import Events, graph, kernel, op, step
-
-if TYPE_CHECKING:
-    from stepscope.records.hardware import Efficiency
-
-    from ..conftest import Read
+from ..conftest import Read
 
 GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
 OTHER_GEMM = "nvjet_sm90_tst_96x64_64x8_2x4_h_bz_NTN"

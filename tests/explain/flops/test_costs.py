@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from stepscope.explain.flops.costs import Costs, count_costs
 from stepscope.records.dtypes import PEAKS
+from stepscope.records.trace import Trace
 from stepscope.step.phases import PHASES
 
 from ..build import AUTOGRAD, Events, kernel, note, op, step
-
-if TYPE_CHECKING:
-    from stepscope.records.trace import Trace
-
-    from ..conftest import Read
+from ..conftest import Read
 
 FLOAT, BF16 = "float", "c10::BFloat16"
 GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"

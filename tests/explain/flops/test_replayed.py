@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from benches import analyse, bench_for
 from stepscope.explain.efficiency import measure_efficiency
 from stepscope.predict.step_context import find_operators
 from stepscope.records.explanation import StepTime
+from stepscope.records.hardware import Efficiency
 
 from ..build import Events, call, graph, kernel, op, step
-
-if TYPE_CHECKING:
-    from stepscope.records.hardware import Efficiency
-
-    from ..conftest import Read
+from ..conftest import Read
 
 GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
 SPLIT = "void cublasLt::splitKreduce_kernel<32, 16, int>"

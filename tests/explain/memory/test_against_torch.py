@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from stepscope import read_trace
 from stepscope.explain.memory.lifetimes import find_lifetimes
 from stepscope.explain.memory.model import find_transformer, transformer_activations
 from stepscope.records.memory import CATEGORIES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

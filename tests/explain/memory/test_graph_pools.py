@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,17 +21,12 @@ from stepscope.explain.memory.captured import (
 )
 from stepscope.explain.rank import POOLS_NOT_RECORDED, explain_memory
 from stepscope.explain.rank_without_steps import memory_of_snapshot
+from stepscope.records.explanation import RankExplanation
 from stepscope.trace.formats.snapshot import read_snapshot
 
 from .. import build
+from ..conftest import Read
 from . import training
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import RankExplanation
-
-    from ..conftest import Read
 
 GB = 1_000_000_000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +13,7 @@ from stepscope.step.steps import find_steps
 from stepscope.step.work import find_work
 
 from ..build import AUTOGRAD, call, kernel, note, op, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ..conftest import Read
+from ..conftest import Read
 
 GOLDEN = ("cuda_step", "cuda_graph", "cpu_step", "cpu_stack_memory")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 from graphs import measured
+from stepscope.records.trace import Trace
 from stepscope.step.correct import (
     FRAME_NS,
     OPERATOR_NS,
@@ -16,18 +15,13 @@ from stepscope.step.correct import (
     without_profiler_on_cpu,
 )
 from stepscope.step.edit import scale_tasks
-from stepscope.step.graph import CallKind, build_graph, typical_step
+from stepscope.step.graph import CallKind, StepGraph, build_graph, typical_step
 from stepscope.step.replay import replay, step_ns
 from stepscope.step.steps import find_steps
 from stepscope.step.work import find_work
 
 from ..build import WORKER, frame, kernel, note, op, step
-
-if TYPE_CHECKING:
-    from stepscope.records.trace import Trace
-    from stepscope.step.graph import StepGraph
-
-    from ..conftest import Read
+from ..conftest import Read
 
 REDUCE = {"shapes": [[[100]]], "dtypes": ["TensorList"]}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +19,7 @@ from stepscope.step.cuda_graphs import (
 )
 
 from ..build import graph, kernel, step
-
-if TYPE_CHECKING:
-    from ..conftest import Read
+from ..conftest import Read
 
 H200 = Path(__file__).parents[4] / "shared" / "traces" / "h200"
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from graphs import Call, Task, make, measured
 from stepscope.step.correct import fit_to, scale_host
-from stepscope.step.graph import Phase
+from stepscope.step.graph import Phase, StepGraph
 from stepscope.step.replay import step_ns
-
-if TYPE_CHECKING:
-    from stepscope.step.graph import StepGraph
 
 
 def test_the_host_is_scaled_where_it_decides() -> None:

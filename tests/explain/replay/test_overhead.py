@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from benches import analyse
 from graphs import Call, Task, make
 from stepscope import read_trace
 from stepscope.errors import NotCapturedError
+from stepscope.records.trace import Trace
 from stepscope.step.correct import (
     WITH_SHAPES,
     as_recorded,
@@ -20,21 +21,14 @@ from stepscope.step.correct import (
     launch_slowness,
     without_profiler,
 )
-from stepscope.step.graph import Phase, typical_step
+from stepscope.step.graph import Phase, StepGraph, typical_step
 from stepscope.step.replay import step_ns
 from stepscope.step.steps import find_steps
 from stepscope.step.work import find_work
 from stepscope.text.figures import milliseconds
 
 from ..build import kernel, op, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.trace import Trace
-    from stepscope.step.graph import StepGraph
-
-    from ..conftest import Read
+from ..conftest import Read
 
 
 def typical(trace: Trace) -> StepGraph:

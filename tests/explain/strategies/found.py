@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,15 +12,11 @@ from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.strategies.join import join_strategies
 from stepscope.records.job import Clock, Job, RankFolder, Stragglers
 from stepscope.records.rank import MemoryInputs, RankInputs
+from stepscope.records.strategies import RankStrategy, Strategy
+from stepscope.records.trace import Trace
 from stepscope.trace.run_folder.rank_folder import read_captured
 
 from ..build import AUTOGRAD, MAIN, Events, kernel, nccl, op
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.records.strategies import RankStrategy, Strategy
-    from stepscope.records.trace import Trace
 
 US = 1_000  # build's times are microseconds
 ENGINE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from stepscope.explain.strategies.data_parallel import _why
@@ -11,10 +9,8 @@ from stepscope.records.job import Clock
 from stepscope.records.strategies import DataParallel, RankDataParallel
 
 from ..build import AUTOGRAD, Events, note
+from ..conftest import Read
 from .found import ENGINE, US, comm, compute, join, strategies_of
-
-if TYPE_CHECKING:
-    from ..conftest import Read
 
 
 def reduce(start: float, end: float, *, at: float, elements: int = 1000) -> Events:

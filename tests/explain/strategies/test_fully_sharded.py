@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -12,10 +11,8 @@ from stepscope.explain.memory.model import bytes_per_parameter
 from stepscope.records.strategies import FullySharded, RankFullySharded
 
 from ..build import AUTOGRAD, Events, note
+from ..conftest import Read
 from .found import US, comm, compute, join, strategies_of
-
-if TYPE_CHECKING:
-    from ..conftest import Read
 
 
 def gather(name: str, start: float, end: float, *, at: float, elements: int = 4000) -> Events:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from stepscope.records.strategies import OtherCommunication, RankOtherCommunication
 
 from ..build import AUTOGRAD, kernel, nccl
+from ..conftest import Read
 from .found import ENGINE, US, comm, compute, join, strategies_of
 from .test_fully_sharded import gather, scatter, two_blocks, used
 from .test_tensor_parallel import FUNCTIONAL
-
-if TYPE_CHECKING:
-    from ..conftest import Read
 
 
 def test_sharded_and_split_at_once(read: Read) -> None:

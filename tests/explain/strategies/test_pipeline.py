@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,10 +12,8 @@ from stepscope.explain.strategies.join import bound
 from stepscope.records.strategies import Pipeline, RankPipeline
 
 from ..build import Events, note, op, step
+from ..conftest import Read
 from .found import ENGINE, US, comm, compute, job_with, join, strategies_of
-
-if TYPE_CHECKING:
-    from ..conftest import Read
 
 STAGE = [{"stage": 1, "stages": 2}]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,10 +14,8 @@ from stepscope.records.strategies import (
 )
 
 from ..build import AUTOGRAD, Events, frame, op
+from ..conftest import Read
 from .found import ENGINE, US, comm, compute, join, strategies_of
-
-if TYPE_CHECKING:
-    from ..conftest import Read
 
 FUNCTIONAL = ("_c10d_functional::all_reduce", "c10d::allreduce_")
 

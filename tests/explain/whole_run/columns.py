@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from stepscope.records.rank import ALL_PHASES, StepColumns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MS = 1_000_000
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from benches import analyse
 from stepscope.records.rank_facts import HostStepTimes
 
-from ..build import call, kernel, step
+from ..build import Events, call, kernel, step
+from ..conftest import Read
 from .columns import columns
-
-if TYPE_CHECKING:
-    from ..build import Events
-    from ..conftest import Read
 
 STOPPED_MS, FREE_MS = 14.0, 11.0
 

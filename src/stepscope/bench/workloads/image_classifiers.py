@@ -184,8 +184,7 @@ class DenseStage(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(
             nn.Sequential(
-                *narrowed(inputs + number * growth, 4 * growth, 1),
-                *narrowed(4 * growth, growth, 3),
+                *narrowed(inputs + number * growth, 4 * growth, 1), *narrowed(4 * growth, growth, 3)
             )
             for number in range(layers)
         )

@@ -77,10 +77,7 @@ class MaskRCNN(nn.Module):
         for _ in range(4):
             layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
         self.mask = nn.Sequential(
-            *layers,
-            nn.ConvTranspose2d(width, width, 2, 2),
-            nn.ReLU(),
-            nn.Conv2d(width, classes, 1),
+            *layers, nn.ConvTranspose2d(width, width, 2, 2), nn.ReLU(), nn.Conv2d(width, classes, 1)
         )
         for last in (self.object, self.shift, self.kind, self.box):
             nn.init.normal_(last.weight, std=0.01)

@@ -164,20 +164,16 @@ PLANES = 17  # eight positions of both players' stones, and whose turn it is
 KOMI = 0.5  # what the second player is given
 
 
-def neighbours(edge: int, device: torch.device) -> torch.Tensor:
-    """(points, points): 1 where two points are next to each other."""
-    at = torch.arange(edge * edge, device=device)
-    row, column = at // edge, at % edge
-    apart = (row[:, None] - row).abs() + (column[:, None] - column).abs()
-    return (apart == 1).float()
-
-
 class GoGames:
     """Boards of all games, the last eight positions of each, and the points that ko forbids."""
 
     def __init__(self, games: int, edge: int, device: torch.device) -> None:
         points = edge**2
-        self.edge, self.next_to = edge, neighbours(edge, device)
+        # (points, points): 1 where two points are next to each other.
+        at = torch.arange(edge * edge, device=device)
+        row, column = at // edge, at % edge
+        apart = (row[:, None] - row).abs() + (column[:, None] - column).abs()
+        self.edge, self.next_to = edge, (apart == 1).float()
         self.doublings = math.ceil(math.log2(points))
         self.history = torch.zeros(games, 8, points, device=device)  # the newest first
         self.forbidden = torch.zeros(games, points, device=device)
@@ -324,9 +320,7 @@ MINIGO_WORKLOAD = TrainingWorkload(
     source="Silver et al., Mastering the Game of Go without Human Knowledge, 2017 (19 blocks)",
     samples="games",
     sizes=in_sizes(
-        ALPHAGO_ZERO,
-        tiny=MINIGO_TINY,
-        paper={"batch": 256, "moves": 8, "steps_of_a_game": 30},
+        ALPHAGO_ZERO, tiny=MINIGO_TINY, paper={"batch": 256, "moves": 8, "steps_of_a_game": 30}
     ),
     targets={"tiny": Target(3.42, 60), "small": Target(6.2, 60), "paper": Target(6.2, 60)},
     build=build_minigo,

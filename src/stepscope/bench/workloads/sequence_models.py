@@ -44,11 +44,7 @@ class AttentionDecoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self,
-        words: torch.Tensor,
-        source: torch.Tensor,
-        hidden: torch.Tensor,
-        memory: torch.Tensor,
+        self, words: torch.Tensor, source: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor
     ) -> torch.Tensor:
         states = list(zip(hidden.unbind(), memory.unbind(), strict=True))
         attended = torch.zeros_like(words[:, 0])

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.flops.prices import REGION, graph_key
 from stepscope.records.compiled import CompiledGraph, GraphKernel
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
+from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 
 # The calls of compiled graphs in a trace: which graph, in which region, and when it computes.
 

@@ -27,6 +27,7 @@ from stepscope.records.compiled import (
 )
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
+from stepscope.step.arrays import Bools, Int32s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.phases import in_optimizer_step, places_of_steps
 from stepscope.step.work import rows_named
@@ -35,7 +36,6 @@ from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.step.arrays import Bools, Int32s
 
 _MOST_KERNELS = 48
 _MOST_PLACES = 4
@@ -267,7 +267,7 @@ class KernelFacts(NamedTuple):
     lines: tuple[tuple[Place, float], ...]  # with the share of each; shares add up to 1
     flops: int | None  # of its products; None: not known
     size_bytes: int | None
-    dtype: int = ABSENT  # of most of its FLOPs; code of DTYPES
+    dtype: int = ABSENT  # of most of its FLOPs; code of PEAKS
 
 
 def describe_kernels(graph: CompiledGraph, rates: tuple[float, float]) -> list[KernelFacts]:

@@ -45,8 +45,10 @@ from stepscope.records.compiled import (
     RunsEager,
     UnfusedPair,
 )
+from stepscope.records.hardware import Ceilings
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import HostKind, Trace
+from stepscope.step.arrays import Floats, Int64s
 from stepscope.step.call_tree import group
 from stepscope.step.correct import event_cost_ns
 from stepscope.step.work import rows_named
@@ -55,8 +57,6 @@ from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.hardware import Ceilings
-    from stepscope.step.arrays import Floats, Int64s
 
 _BARE = "the compiler's own records were not captured: record with `stepscope run`"
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from stepscope.changes import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 from stepscope.records.explanation import SEVERITIES, Finding
-from stepscope.records.remedies import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
+from stepscope.records.parameter_server import TogetherSummary
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import FindingRule, JobEvidence, RankEvidence, Scope
     from stepscope.explain.findings.nccl import NcclEvidence
-    from stepscope.records.parameter_server import TogetherSummary
 
 # By scope, imported when that scope is asked for. Of two findings that are equally severe and have
 # the same share, the earlier one leads.

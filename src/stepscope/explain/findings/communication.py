@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     RankEvidence,
@@ -16,7 +16,7 @@ from stepscope.explain.findings.evidence import (
     severity_of,
 )
 from stepscope.explain.strategies.data_parallel import FORWARD
-from stepscope.records import remedies, strategies
+from stepscope.records import strategies
 from stepscope.records.explanation import Collective, Finding, Place, Remedy
 from stepscope.records.strategies import RankDataParallel, RankStrategy
 from stepscope.records.trace import HostKind
@@ -25,9 +25,6 @@ from stepscope.step.work import rows_named, spans_of
 from stepscope.text.figures import milliseconds, percent, size
 from stepscope.text.words import counted, plural
 from stepscope.trace.links import nearest_of
-
-if TYPE_CHECKING:
-    from stepscope.step.intervals import Set
 
 # All messages of a step. Below this, latency decides on any link and bandwidth does not help.
 SMALL_BYTES = 64 * 1024
@@ -213,7 +210,15 @@ def gloo_on_device(evidence: RankEvidence) -> Finding | None:
     library = _INSTEAD.get(evidence.trace.kind)
     if evidence.on_host or library is None:
         return None
-    spans = _select_device_spans(evidence)
+    # gloo's spans that launch copies; all of them where the capture shows that no group has
+    # another backend for the device.
+    trace, host = evidence.trace, evidence.trace.host
+    named = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _SPAN.match)
+    if named.any() and not _has_only_gloo(evidence):
+        around = nearest_of(host, named, trace.device.launch)
+        named = np.zeros(len(host), np.bool_)
+        named[around[around >= 0]] = True
+    spans = spans_of(host, named)
     gaps = evidence.gaps.start_ns, evidence.gaps.end_ns
     share = evidence.idle_share(intervals.length(intervals.intersect(spans, gaps)))
     if share < LOW:
@@ -242,18 +247,6 @@ def gloo_on_device(evidence: RankEvidence) -> Finding | None:
             ),
         ),
     )
-
-
-def _select_device_spans(evidence: RankEvidence) -> Set:
-    """gloo's spans that launch copies; all of them where the capture shows that no group has
-    another backend for the device."""
-    trace, host = evidence.trace, evidence.trace.host
-    named = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _SPAN.match)
-    if named.any() and not _has_only_gloo(evidence):
-        around = nearest_of(host, named, trace.device.launch)
-        named = np.zeros(len(host), np.bool_)
-        named[around[around >= 0]] = True
-    return spans_of(host, named)
 
 
 def _has_only_gloo(evidence: RankEvidence) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     RankEvidence,
@@ -17,7 +18,6 @@ from stepscope.explain.findings.evidence import (
     typical_wait,
 )
 from stepscope.explain.host_calls import is_library_frame
-from stepscope.records import remedies
 from stepscope.records.compiled import BreakCost, CompiledWork, FailedGuard, Recompiled, RegionTime
 from stepscope.records.explanation import Finding, Place, Remedy, Severity
 from stepscope.records.run import RankRun

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.host_calls import place_of, user_frames
-from stepscope.records import explanation, remedies
+from stepscope.records import explanation
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place, Remedy, Severity, ShareOf
 from stepscope.records.hardware import MOST_SHAPES, Efficiency, Spot, which_call
 from stepscope.records.job import Job, SimilarRuns
+from stepscope.records.memory import Memory
 from stepscope.records.rank_facts import CodePlace, LoaderUse
 from stepscope.records.run import WITHOUT_GRADIENTS, AccountPart, RankRun, Stall, StallCause
+from stepscope.records.strategies import RankStrategy, Strategy
 from stepscope.records.trace import Trace
+from stepscope.step.arrays import Int32s, Int64s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.cuda_graphs import MOSTLY
 from stepscope.text.figures import duration, milliseconds, percent
@@ -28,9 +32,6 @@ from stepscope.text.words import counted, ordinal
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.explain.kernels import Launched
-    from stepscope.records.memory import Memory
-    from stepscope.records.strategies import RankStrategy, Strategy
-    from stepscope.step.arrays import Int32s, Int64s
 
 HIGH, MEDIUM, LOW = 0.25, 0.10, 0.03
 _LONG_MS, _VERY_LONG_MS = 60_000.0, 600_000.0  # of a start-up: a longer training makes it small
@@ -269,9 +270,7 @@ def typical_wait(stall: Stall) -> str:
 
 def where_words(stall: Stall) -> str:
     """The line that ran in most of these stalls: `, in log_images (train.py:40)`."""
-    if not stall.where:
-        return ""
-    return f", in {stall.where[0].words}"
+    return f", in {stall.where[0].words}" if stall.where else ""
 
 
 def cost_lines(stall: Stall, run: RankRun) -> tuple[str, ...]:

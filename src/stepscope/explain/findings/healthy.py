@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import looked
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, rule
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.run import RankRun
 from stepscope.text.figures import milliseconds, percent, rate

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import looked
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -20,7 +21,6 @@ from stepscope.explain.findings.evidence import (
     stalling_steps,
     typical_wait,
 )
-from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES, Finding, Place, Remedy
 from stepscope.records.job import SimilarRuns
 from stepscope.records.rank_facts import PlainSteps
@@ -43,7 +43,28 @@ def host_bound(evidence: RankEvidence) -> Finding | None:
         return None
     asleep = _share_asleep(evidence)
     if asleep > share / 2:
-        return _find_asleep(evidence, share, asleep)
+        # The line that sleeps is one outside the model.
+        line = _main_line(evidence, asleep)
+        return host_bound.finding(
+            title="Training thread sleeps",
+            share=share,
+            summary=f"The training thread sleeps {percent(asleep)} of the step: it waits for "
+            f"something outside PyTorch{f', in {_line_words(line)}' if line else ''}. In all, no "
+            f"operator runs for {percent(share)}.",
+            evidence=(
+                f"neither running nor waiting for a core: {evidence.step_ms(asleep)}",
+                *_describe_host(evidence),
+            ),
+            where=_own_places(evidence) or places(evidence, (_OPERATORS, _PYTHON)),
+            remedies=(
+                remedies.WAIT_ELSEWHERE.offer(
+                    f"Let another thread or DataLoader workers wait ahead of time for what "
+                    f"{line.place.short} waits for"
+                    if line
+                    else ""
+                ),
+            ),
+        )
     # A run writes down how long its threads slept when it ends.
     if evidence.on_host and (evidence.run is not None and looked(evidence.cpu)[1] is None):
         summary = (
@@ -129,31 +150,6 @@ def _asleep_in_steady_steps(plain: PlainSteps, times: StepTimes) -> float:
         return 0.0
     beside = max(0.0, plain.wall_ns - steady_ns)
     return max(0.0, plain.asleep_share * plain.wall_ns - beside) / steady_ns
-
-
-def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding:
-    """The line that sleeps is one outside the model."""
-    line = _main_line(evidence, asleep)
-    return host_bound.finding(
-        title="Training thread sleeps",
-        share=share,
-        summary=f"The training thread sleeps {percent(asleep)} of the step: it waits for something "
-        f"outside PyTorch{f', in {_line_words(line)}' if line else ''}. In all, no operator runs "
-        f"for {percent(share)}.",
-        evidence=(
-            f"neither running nor waiting for a core: {evidence.step_ms(asleep)}",
-            *_describe_host(evidence),
-        ),
-        where=_own_places(evidence) or places(evidence, (_OPERATORS, _PYTHON)),
-        remedies=(
-            remedies.WAIT_ELSEWHERE.offer(
-                f"Let another thread or DataLoader workers wait ahead of time for what "
-                f"{line.place.short} waits for"
-                if line
-                else ""
-            ),
-        ),
-    )
 
 
 def _describe_host(evidence: RankEvidence) -> Iterator[str]:

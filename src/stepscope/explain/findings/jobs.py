@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, JobEvidence, rule
 from stepscope.explain.job.rank_part import train_apart
 from stepscope.explain.strategies.join import bound
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Remedy, Severity
 from stepscope.records.job import Cause, Job, Membership, Straggler
 from stepscope.records.strategies import Pipeline

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -23,10 +23,10 @@ from stepscope.explain.findings.evidence import (
 )
 from stepscope.explain.flops.call import read_name
 from stepscope.explain.kernels import SHORT_KERNEL_NS, Launched, by_kernel, by_operator, callers
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import Efficiency, Spot
 from stepscope.records.trace import DeviceKind, HostKind, Trace
+from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.cuda_graphs import find_replayed
 from stepscope.step.phases import in_optimizer_step
@@ -35,9 +35,6 @@ from stepscope.step.work import Kind, named, one_of, rows_named
 from stepscope.text.figures import duration, milliseconds, percent, rate, significant
 from stepscope.text.words import counted, plural
 from stepscope.trace.links import distinct, nearest_of
-
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 
 MOSTLY = 0.25  # of the step: with less, memory is not the limit
 # Kernels that already work on many tensors or for many operators.
@@ -53,14 +50,22 @@ def memory_bound(evidence: RankEvidence) -> Finding | None:
         return None
     spots = [spot for spot in efficiency.spots if spot.bound == "memory" and not spot.flops]
     trace, launched = evidence.trace, evidence.launched
-    replayed = _select_replayed(evidence, launched)
+    # Kernels of CUDA graphs without an operator, whose names say that they multiply nothing.
+    unknown = find_replayed(evidence.trace)[launched.rows] & (launched.operator < 0)
+    unknown &= launched.kind == Kind.COMPUTE
+    replayed = unknown & by_kernel(evidence.trace, launched, lambda name: read_name(name).harmless)
     in_graphs = evidence.device_share(int(launched.dur_ns[replayed].sum()))
     moving = evidence.mean_step_share(sum(spot.device_ns for spot in spots)) + in_graphs
     if moving < MOSTLY:
         return None
     costliest = sorted(spots, key=lambda spot: -spot.device_ns)[:3]
     fits = replayed & ~by_kernel(trace, launched, JOINED.search)
-    chosen = _select_fusible(evidence, launched, spots) | fits
+    names = {spot.operator for spot in spots if not JOINED.search(spot.operator)}
+    assert evidence.efficiency is not None
+    # Some operators are limited by arithmetic in other shapes.
+    names -= {spot.operator for spot in evidence.efficiency.spots if spot.bound == "compute"}
+    bound = by_operator(evidence.trace, launched, names.__contains__)
+    chosen = (bound & ~by_kernel(evidence.trace, launched, JOINED.search)) | fits
     saved_ns, runs = _measure_saving(evidence, launched, chosen)
     saved = evidence.device_share(saved_ns)
     if saved < LOW:
@@ -85,22 +90,6 @@ def memory_bound(evidence: RankEvidence) -> Finding | None:
             remedies.BF16.offer("Use bf16 autocast: half the bytes where tensors are still fp32"),
         ),
     )
-
-
-def _select_fusible(evidence: RankEvidence, launched: Launched, spots: list[Spot]) -> Bools:
-    names = {spot.operator for spot in spots if not JOINED.search(spot.operator)}
-    assert evidence.efficiency is not None
-    # Some operators are limited by arithmetic in other shapes.
-    names -= {spot.operator for spot in evidence.efficiency.spots if spot.bound == "compute"}
-    bound = by_operator(evidence.trace, launched, names.__contains__)
-    return bound & ~by_kernel(evidence.trace, launched, JOINED.search)
-
-
-def _select_replayed(evidence: RankEvidence, launched: Launched) -> Bools:
-    """Kernels of CUDA graphs without an operator, whose names say that they multiply nothing."""
-    unknown = find_replayed(evidence.trace)[launched.rows] & (launched.operator < 0)
-    unknown &= launched.kind == Kind.COMPUTE
-    return unknown & by_kernel(evidence.trace, launched, lambda name: read_name(name).harmless)
 
 
 def _describe_replayed(evidence: RankEvidence, share: float) -> tuple[str, ...]:
@@ -230,7 +219,11 @@ def small_batch(evidence: RankEvidence) -> Finding | None:
     units = _count_multiprocessors(trace)
     if evidence.on_host or units is None:
         return None
-    blocks = _count_blocks(trace, launched)
+    # Blocks of each kernel's grid; 0 where it is not recorded.
+    grid = trace.device.grid[launched.rows]
+    first, inverse, _ = group(grid)
+    sizes = [_parse_grid(trace.strings[code]) if code >= 0 else 0 for code in grid[first].tolist()]
+    blocks = np.array(sizes, np.int64)[inverse]
     known = (blocks > 0) & (launched.kind == Kind.COMPUTE)
     filled = np.minimum(1.0, blocks / units)
     small = known & (filled < 1) & (launched.dur_ns < SHORT_NS)
@@ -267,14 +260,6 @@ def _count_multiprocessors(trace: Trace) -> int | None:
     used = set(trace.device.device.tolist())
     known = [device.multiprocessors for device in trace.devices if device.id in used]
     return known[0] if trace.kind == "cuda" and known and known[0] > 0 else None
-
-
-def _count_blocks(trace: Trace, launched: Launched) -> Int64s:
-    """Blocks of each kernel's grid; 0 where it is not recorded."""
-    grid = trace.device.grid[launched.rows]
-    first, inverse, _ = group(grid)
-    sizes = [_parse_grid(trace.strings[code]) if code >= 0 else 0 for code in grid[first].tolist()]
-    return np.array(sizes, np.int64)[inverse]
 
 
 def _parse_grid(grid: str) -> int:
@@ -443,7 +428,14 @@ def optimizer_per_parameter(evidence: RankEvidence) -> Finding | None:
     parameters = _count_parameters(evidence, launched, single) / max(1, steps)
     if parameters < FEWEST_PARAMETERS or 2 * single.sum() < inside.sum():
         return None
-    span_ns = _measure_span_ns(evidence, launched, step)
+    # From first start to last end of each optimizer step's kernels, summed.
+    rows = launched.rows[step >= 0]
+    start = evidence.trace.device.start_ns[rows]
+    first, which, count = group(step[step >= 0])
+    begins, ends = start[first].copy(), start[first].copy()
+    np.minimum.at(begins, which, start)
+    np.maximum.at(ends, which, start + launched.dur_ns[step >= 0])
+    span_ns = int((ends - begins).sum()) if count else 0
     worked_ns = min(span_ns, int(launched.dur_ns[inside].sum()))
     share = min(1.0, evidence.device_share(worked_ns) + evidence.idle_share(span_ns - worked_ns))
     if share < LOW:
@@ -480,17 +472,6 @@ def _count_parameters(evidence: RankEvidence, launched: Launched, single: Bools)
     _, inverse, _ = group(host.name[calls])
     counts = np.bincount(inverse)
     return int(counts[2 * counts >= counts.max()].min())
-
-
-def _measure_span_ns(evidence: RankEvidence, launched: Launched, step: Int32s) -> int:
-    """From first start to last end of each optimizer step's kernels, summed."""
-    rows = launched.rows[step >= 0]
-    start = evidence.trace.device.start_ns[rows]
-    first, which, count = group(step[step >= 0])
-    begins, ends = start[first].copy(), start[first].copy()
-    np.minimum.at(begins, which, start)
-    np.maximum.at(ends, which, start + launched.dur_ns[step >= 0])
-    return int((ends - begins).sum()) if count else 0
 
 
 @rule("Exposed copies")

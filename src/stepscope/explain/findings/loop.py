@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
+from stepscope import changes as remedies
+from stepscope.changes.change import Change
 from stepscope.explain.findings.evidence import (
     LOW,
     RankEvidence,
@@ -26,10 +28,8 @@ from stepscope.explain.findings.evidence import (
     where_words,
 )
 from stepscope.explain.host_calls import is_library_frame
-from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES, Finding, Place, Remedy
 from stepscope.records.rank_facts import LoaderUse
-from stepscope.records.remedies import KnownRemedy
 from stepscope.records.run import (
     CORE_WAIT,
     WITHOUT_GRADIENTS,
@@ -415,7 +415,7 @@ def start_up(run: RankRun) -> Finding | None:
 class _Words(NamedTuple):
     title: str
     subject: str
-    remedies: tuple[KnownRemedy, ...]
+    remedies: tuple[Change, ...]
 
 
 _EVALUATION_WORDS: dict[StallCause, _Words] = {

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import CpuUse, Product, disturbed
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -16,9 +17,8 @@ from stepscope.explain.findings.evidence import (
     rule,
 )
 from stepscope.explain.kernels import by_operator, callers
-from stepscope.records import remedies
 from stepscope.records.dtypes import PEAKS
-from stepscope.records.explanation import Finding, Place, Remedy
+from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import (
     MOST_SHAPES,
     Ceilings,
@@ -71,6 +71,9 @@ def fp32_matmuls(evidence: RankEvidence) -> Finding | None:
         return None
     first = choices[0]
     peaks = efficiency.ceilings.flops
+    names = {spot.operator for spot in efficiency.spots if _is_product(spot)}
+    trace, launched = evidence.trace, evidence.launched
+    chosen = by_operator(trace, launched, names.__contains__)
     return fp32_matmuls.finding(
         share=first.saved,
         severity=kernel_severity(evidence, first.saved),
@@ -78,7 +81,7 @@ def fp32_matmuls(evidence: RankEvidence) -> Finding | None:
         f"{first.dtype.upper()} matmuls up to "
         f"{significant(peaks[first.dtype] / peaks['fp32'])} times faster.",
         evidence=tuple(_describe_fp32(evidence, efficiency, use, choices)),
-        where=_fp32_places(evidence, efficiency),
+        where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
         remedies=tuple(
             _REMEDIES[choice.dtype]
             for choice in choices
@@ -130,13 +133,6 @@ def _describe_fp32(
     for choice in choices:
         yield f"peak in {choice.dtype}: {peaks[choice.dtype]}"
     yield f"source of the peaks: {efficiency.ceilings.source}"
-
-
-def _fp32_places(evidence: RankEvidence, efficiency: Efficiency) -> tuple[Place, ...]:
-    names = {spot.operator for spot in efficiency.spots if _is_product(spot)}
-    trace, launched = evidence.trace, evidence.launched
-    chosen = by_operator(trace, launched, names.__contains__)
-    return costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen])
 
 
 HALF = ("bf16", "fp16")
@@ -247,7 +243,14 @@ def slow_products(evidence: RankEvidence) -> Finding | None:
         f"{rate(worst.flops_s, 'FLOP/s')} of {rate(roof, 'FLOP/s')} "
         f"({'measured by calibrate' if known else 'the best matmul of this trace'}).",
         evidence=(
-            *(_describe_product(product) for product, _ in slow[:3]),
+            *(
+                (
+                    f"{product.operator} {shape_words(product.shapes, MOST_SHAPES)}: "
+                    f"{rate(product.flops_s, 'FLOP/s')} in its fast calls, "
+                    f"{counted(product.calls, 'call')} of {duration(product.quick_ns)}"
+                )
+                for product, _ in slow[:3]
+            ),
             *_list_reasons(use.load, [product.operator for product, _ in slow]),
         ),
         remedies=tuple(
@@ -277,14 +280,6 @@ def _find_calibrated_peak(evidence: RankEvidence, product: Product) -> float | N
     load = evidence.cpu.load if evidence.cpu else None
     used = load.threads / ceilings.threads if load and ceilings.threads else 1.0
     return ceilings.flops[dtype] * min(1.0, used)
-
-
-def _describe_product(product: Product) -> str:
-    return (
-        f"{product.operator} {shape_words(product.shapes, MOST_SHAPES)}: "
-        f"{rate(product.flops_s, 'FLOP/s')} in its fast calls, "
-        f"{counted(product.calls, 'call')} of {duration(product.quick_ns)}"
-    )
 
 
 def _list_reasons(load: HostLoad | None, operators: list[str]) -> list[str]:

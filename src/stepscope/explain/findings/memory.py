@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.efficiency import above_peak
 from stepscope.explain.findings.evidence import (
     LOW,
@@ -18,7 +19,6 @@ from stepscope.explain.findings.evidence import (
     typical_wait,
 )
 from stepscope.explain.memory.model import between_words, biggest, held_words
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Place, Remedy, Severity
 from stepscope.records.memory import Fragmentation, Memory, OutOfMemory
 from stepscope.records.run import MemoryGrowth, RankRun
@@ -73,6 +73,13 @@ def _report_failure(memory: Memory, last: OutOfMemory) -> Finding:
     where: tuple[Place, ...] = ()
     if last.file:
         where = (Place(file=last.file, line=last.line or 0, function=last.function),)
+    # What torch had reserved and what the device had free, where known.
+    words = []
+    if last.reserved_bytes is not None:
+        free = last.reserved_bytes - last.allocated_bytes
+        words.append(f"{size(last.reserved_bytes)} reserved, of which {size(free)} held no tensor")
+    if last.device_free_bytes is not None:
+        words.append(f"the device had {size(last.device_free_bytes)} free")
     return memory_near_limit.finding(
         title="Out of memory",
         share=min(1.0, max(0.0, last.allocated_bytes / limit)) if limit else 1.0,
@@ -81,26 +88,13 @@ def _report_failure(memory: Memory, last: OutOfMemory) -> Finding:
         summary=f"A request for {size(last.asked_bytes)} failed with "
         f"{size(last.allocated_bytes)} allocated.",
         evidence=(
-            *_describe_room(last),
+            *(["; ".join(words)] if words else []),
             f"{counted(many, 'request')} failed in the recorded history",
             *held_words(memory),
         ),
         where=where,
         remedies=_REMEDIES,
     )
-
-
-def _describe_room(failed: OutOfMemory) -> list[str]:
-    """What torch had reserved and what the device had free, where known."""
-    words = []
-    if failed.reserved_bytes is not None:
-        free = failed.reserved_bytes - failed.allocated_bytes
-        words.append(
-            f"{size(failed.reserved_bytes)} reserved, of which {size(free)} held no tensor"
-        )
-    if failed.device_free_bytes is not None:
-        words.append(f"the device had {size(failed.device_free_bytes)} free")
-    return ["; ".join(words)] if words else []
 
 
 SHARE = 0.25

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import rule
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Place, Remedy, Severity
 from stepscope.records.nccl import (
     SOCKET,
@@ -21,9 +21,6 @@ from stepscope.records.nccl import (
     NcclWarning,
 )
 from stepscope.text.words import counted, number_ranges
-
-if TYPE_CHECKING:
-    pass
 
 # Communicators put together from the logs of their ranks, and lines that findings show.
 
@@ -231,7 +228,16 @@ def nccl_socket_fallback(evidence: NcclEvidence) -> Finding | None:
     if not sockets:
         return None
     within_machine = [chosen for chosen in sockets if chosen[0].within(chosen[2])]
-    faster = _list_faster_networks(logs, groups)
+    # What shows that these machines have something faster than sockets.
+    lines = []
+    for log in logs:
+        for process in log.processes:
+            if process.adapters:
+                adapters = ", ".join(process.adapters[:SHOWN])
+                lines.append(f"{process.host} has {adapters}")
+    fast = select_links(groups, lambda link: link.family == "NET" and link.network != SOCKET)
+    lines += [f"other links use {name}" for name in sorted({link.network for _, _, link in fast})]
+    faster = list(dict.fromkeys(lines))[:SHOWN]
     switches = list_switches(logs, _HIDES_P2P if within_machine else _HIDES_ADAPTERS)
     severity: Severity = "high" if within_machine or faster else "medium" if switches else "low"
     if within_machine:
@@ -255,28 +261,13 @@ def nccl_socket_fallback(evidence: NcclEvidence) -> Finding | None:
             *describe_links(within_machine or sockets),
             *faster,
             *switches,
-            *_quote_reasons(logs),
+            *[*quote_facts(logs, "NET/IB : No device found"), *quote_facts(logs, "Failed to")][
+                :SHOWN
+            ],
         ),
         where=first_places(within_machine or sockets),
         remedies=_offer_for_sockets(bool(within_machine), bool(switches)),
     )
-
-
-def _list_faster_networks(logs: Sequence[NcclLog], groups: list[NcclGroup]) -> list[str]:
-    """What shows that these machines have something faster than sockets."""
-    lines = []
-    for log in logs:
-        for process in log.processes:
-            if process.adapters:
-                adapters = ", ".join(process.adapters[:SHOWN])
-                lines.append(f"{process.host} has {adapters}")
-    fast = select_links(groups, lambda link: link.family == "NET" and link.network != SOCKET)
-    lines += [f"other links use {name}" for name in sorted({link.network for _, _, link in fast})]
-    return list(dict.fromkeys(lines))[:SHOWN]
-
-
-def _quote_reasons(logs: Sequence[NcclLog]) -> list[str]:
-    return [*quote_facts(logs, "NET/IB : No device found"), *quote_facts(logs, "Failed to")][:SHOWN]
 
 
 def _offer_for_sockets(within_machine: bool, switched_off: bool) -> tuple[Remedy, ...]:

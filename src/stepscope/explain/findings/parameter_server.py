@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import HIGH, LOW, rule
 from stepscope.explain.parameter_server import describe_staleness, name_blockers
-from stepscope.records import remedies
 from stepscope.records.change_values import Consistency
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.parameter_server import Straggling, TogetherSummary

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import (
     LOW,
     RankEvidence,
@@ -21,16 +21,13 @@ from stepscope.explain.recurrences import (
     find_recurrences,
     owners,
 )
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import find_device
 from stepscope.records.scan_costs import LARGEST_SIZE, gpu_scan_pays
 from stepscope.records.trace import HostKind
+from stepscope.step.arrays import Int32s, Int64s
 from stepscope.step.graph import outermost_operator
 from stepscope.text.figures import percent
-
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Int32s, Int64s
 
 _NAMES = {
     "tanh": "a plain RNN (tanh)",
@@ -47,7 +44,16 @@ _FORMS = {"layer": "", "cells": ", its cell called step by step", "loop": ", wri
 def long_recurrence(evidence: RankEvidence) -> Finding | None:
     """A long recurrence: the gradient of each step waits for that of the next one. The share
     of the step that backward through time takes."""
-    window = _host_window(evidence)
+    # The calls of the budget's window; the device's window begins later than its first call.
+    start_ns, end_ns = (
+        evidence.timeline.start_ns,
+        evidence.timeline.start_ns + evidence.timeline.span_ns,
+    )
+    if not evidence.on_host:
+        host, (top, _) = evidence.trace.host, _device_work(evidence)
+        began = host.start_ns[top[top >= 0]]
+        start_ns, end_ns = (int(began.min()), int(began.max()) + 1) if len(began) else (0, 0)
+    window = StepWindow(start_ns=start_ns, end_ns=end_ns, steps=evidence.cycles)
     found = find_recurrences(evidence.trace, window)
     if not found:
         return None
@@ -77,19 +83,6 @@ def long_recurrence(evidence: RankEvidence) -> Finding | None:
         ),
         remedies=tuple(_offer(_scannable(evidence, found, shares))),
     )
-
-
-def _host_window(evidence: RankEvidence) -> StepWindow:
-    """The calls of the budget's window; the device's window begins later than its first call."""
-    start_ns, end_ns = (
-        evidence.timeline.start_ns,
-        evidence.timeline.start_ns + evidence.timeline.span_ns,
-    )
-    if not evidence.on_host:
-        host, (top, _) = evidence.trace.host, _device_work(evidence)
-        began = host.start_ns[top[top >= 0]]
-        start_ns, end_ns = (int(began.min()), int(began.max()) + 1) if len(began) else (0, 0)
-    return StepWindow(start_ns=start_ns, end_ns=end_ns, steps=evidence.cycles)
 
 
 def _backward_shares(

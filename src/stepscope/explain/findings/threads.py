@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope import changes as remedies
 from stepscope.explain.cpu_use import (
     LONG_NS,
     CpuUse,
@@ -17,7 +18,6 @@ from stepscope.explain.cpu_use import (
     threads_take_part,
 )
 from stepscope.explain.findings.evidence import LOW, RankEvidence, rule, severity_of
-from stepscope.records import remedies
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import Spot
 from stepscope.records.rank_facts import HostLoad, PlainSteps

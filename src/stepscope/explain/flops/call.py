@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -150,6 +150,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     list_elements: int = 0  # read and written in lists of tensors, of unrecorded dtype
     list_passes: int = 0  # whole lists read or written that were too long to be recorded
 
+
+Formula = Callable[[Call], Cost]
 
 # Operators that multiply matrices in some way. Of nested ones, the innermost counts.
 MATMUL_LIKE: dict[str, Formula] = {}
@@ -330,7 +332,3 @@ def _cores(name: str) -> Cores:
     if _PLAIN(name):
         return "plain"
     return "tensor" if _TENSOR.search(name) else "unknown"
-
-
-if TYPE_CHECKING:
-    Formula = Callable[[Call], "Cost"]

@@ -9,10 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.flops.call import (
     FP32,
@@ -25,16 +26,12 @@ from stepscope.explain.flops.call import (
 )
 from stepscope.explain.flops.kernel_order import CapturedCall, join_by_order
 from stepscope.explain.flops.prices import LARGEST, price_call
+from stepscope.records.compiled import CapturedOperator
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
+from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
 from stepscope.step.cuda_graphs import GraphRecording, find_replayed
 from stepscope.step.work import named, one_of, rows_named
 from stepscope.trace.links import distinct, nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.compiled import CapturedOperator
-    from stepscope.step.arrays import Bools, Indices, Int8s, Int32s, Int64s
 
 # The capture was long before the trace. Capture of the run noted its operators, in order, without
 # their kernels; the trace has the kernels of each replay, without operators. Both are told apart by
@@ -52,7 +49,7 @@ class CaptureCost(msgspec.Struct, frozen=True, kw_only=True):
 
     products: tuple[float, ...]  # FLOPs of each kernel that multiplies, in order
     again: int  # of their sum, what recomputes the forward pass
-    dtype: int  # of most of it; code of DTYPES
+    dtype: int  # of most of it; code of PEAKS
     in_fp32: int = 0  # of their sum, what has inputs in fp32
 
     @property

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.flops.call import (
     FP32,
@@ -38,6 +38,7 @@ from stepscope.explain.flops.prices import (
     price,
     summable,
 )
+from stepscope.records.compiled import CompiledGraph
 from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
@@ -47,11 +48,6 @@ from stepscope.step.phases import Phases, find_phases, find_recomputed
 from stepscope.step.steps import find_steps, step_of
 from stepscope.step.work import Kind, Work, comm_spans, find_work, rows_named
 from stepscope.trace.links import distinct, nearest, nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.compiled import CompiledGraph
 
 # Containers of other operators, without work of their own.
 _CONTAINER = re.compile(
@@ -86,7 +82,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     bytes_moved: NDArray[np.int64]  # inputs read once, outputs written once
     counted: NDArray[np.bool_]  # of nested operators, the one whose FLOPs count
     answering: NDArray[np.bool_]  # device events launched inside it are attributed to it
-    dtype: NDArray[np.int8]  # code of flops.dtypes.DTYPES, as computed; -1 is unknown
+    dtype: NDArray[np.int8]  # code of records.dtypes.PEAKS, as computed; -1 is unknown
     in_fp32: NDArray[np.int64]  # of a compiled region's FLOPs, whose dtype is that of most
     recomputed: NDArray[np.bool_]  # a forward operator run again in the backward pass
     phase: NDArray[np.int8]  # code of flops.phases.PHASES

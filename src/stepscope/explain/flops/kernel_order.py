@@ -8,19 +8,15 @@ import re
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.flops.call import read_name
 from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.records.trace import ABSENT
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Bools, Floats, Indices
-
+from stepscope.step.arrays import Bools, Floats, Indices
 
 # Products are the anchors: where a replay has as many of them as its recording, they are the same,
 # one by one; else the last part below finds which are which. Between two products, kernels and

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.flops import memory_bound, products  # noqa: F401
 from stepscope.explain.flops.call import (
@@ -22,19 +23,15 @@ from stepscope.explain.flops.call import (
     compiled,
     dtype_code,
 )
+from stepscope.records.compiled import CompiledGraph, GraphOperator
 from stepscope.records.dtypes import PEAKS
+from stepscope.records.hardware import Ceilings
 from stepscope.records.trace import ABSENT, Trace
+from stepscope.step.arrays import Bools, Int8s, Int64s
 from stepscope.step.call_tree import group
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.compiled import CompiledGraph, GraphOperator
-    from stepscope.records.hardware import Ceilings
-    from stepscope.step.arrays import Bools, Int8s, Int64s
 
 # The fastest device needs 20 minutes for this many FLOPs: more come from damaged shapes. A backward
 # pass multiplies them by up to three, and the sum must still fit 64 bits.

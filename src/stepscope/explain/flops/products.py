@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,14 +13,12 @@ from stepscope.explain.flops.call import (
     Call,
     Cost,
     Dims,
+    Formula,
     Tensor,
     Unknown,
     matmul_like,
     total_bytes,
 )
-
-if TYPE_CHECKING:
-    from stepscope.explain.flops.call import Formula
 
 # Matrix products: m x k times k x n costs 2mkn.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from stepscope.explain.job.hosts import (
 from stepscope.explain.job.late_ranks import decide, judge_whole_run
 from stepscope.explain.job.rank_part import train_apart, typical_step
 from stepscope.explain.job.stragglers import find_stragglers
+from stepscope.records.hardware import Profile
 from stepscope.records.job import (
     KINDS,
     Clock,
@@ -43,6 +44,7 @@ from stepscope.records.job import (
 )
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
+from stepscope.step.arrays import Int64s
 from stepscope.text.words import counted
 from stepscope.trace.clock_offsets import share_rounds
 from stepscope.trace.clocks import align_clocks
@@ -52,10 +54,6 @@ from stepscope.trace.matched_collectives import (
     match_collectives,
     match_transfers,
 )
-
-if TYPE_CHECKING:
-    from stepscope.records.hardware import Profile
-    from stepscope.step.arrays import Int64s
 
 DRAWN_RANKS = 8
 _MOST_DRAWN = 6_000
@@ -338,13 +336,31 @@ def critical_path(
     pieces: list[PathPiece] = []
     while time > begin and len(pieces) < _MOST_PIECES:
         mine = events_of(at)
-        place = _blocking_before(mine, time)
+        place = bisect.bisect_right(mine, time, key=lambda event: event.end_ns) - 1
+        while place >= 0 and not mine[place].blocks:
+            place -= 1
         since = max(begin, mine[place].end_ns) if place >= 0 else begin
         pieces += _work(parts[at], int(starts[at]), since, time, step)
         if place < 0:
             break
         at, time = _follow_transfers(parts[at].rank, mine, place, begin, since, pieces, at)
-    return _path(step, begin, end, pieces)
+    whole = max(end - begin, 1)
+    share: dict[int, float] = {}
+    transfer_share = 0.0
+    for piece in pieces:
+        spent = (piece.end_ns - piece.start_ns) / whole
+        if piece.kind == "transfer":
+            transfer_share += spent
+        else:
+            share[piece.rank] = share.get(piece.rank, 0.0) + spent
+    return CriticalPath(
+        step=step,
+        start_ns=begin,
+        end_ns=end,
+        pieces=tuple(reversed(pieces)),
+        share_by_rank=dict(sorted(share.items(), key=lambda pair: -pair[1])),
+        transfer_share=transfer_share,
+    )
 
 
 def _window(parts: Sequence[RankPart], clock: Clock, step: int) -> tuple[Int64s, Int64s] | None:
@@ -398,13 +414,6 @@ def _receives(
             )
 
 
-def _blocking_before(events: Sequence[_Event], time: int) -> int:
-    place = bisect.bisect_right(events, time, key=lambda event: event.end_ns) - 1
-    while place >= 0 and not events[place].blocks:
-        place -= 1
-    return place
-
-
 def _follow_transfers(
     rank: int,
     mine: Sequence[_Event],
@@ -448,23 +457,3 @@ def _work(part: RankPart, step_start: int, start: int, end: int, step: int) -> l
         for a, b, kind in cuts
         if b > a
     ]
-
-
-def _path(step: int, begin: int, end: int, pieces: list[PathPiece]) -> CriticalPath:
-    whole = max(end - begin, 1)
-    share: dict[int, float] = {}
-    transfer_share = 0.0
-    for piece in pieces:
-        spent = (piece.end_ns - piece.start_ns) / whole
-        if piece.kind == "transfer":
-            transfer_share += spent
-        else:
-            share[piece.rank] = share.get(piece.rank, 0.0) + spent
-    return CriticalPath(
-        step=step,
-        start_ns=begin,
-        end_ns=end,
-        pieces=tuple(reversed(pieces)),
-        share_by_rank=dict(sorted(share.items(), key=lambda pair: -pair[1])),
-        transfer_share=transfer_share,
-    )

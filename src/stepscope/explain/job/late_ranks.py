@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.job.hosts import HostColumns, columns_by_host, hosts_of
 from stepscope.explain.job.lateness import (
@@ -31,15 +31,10 @@ from stepscope.records.job import (
     Stragglers,
     WorkerTimes,
 )
+from stepscope.step.arrays import Bools, Floats, Indices, Int64s
 from stepscope.text.figures import milliseconds, percent
 from stepscope.text.words import counted
 from stepscope.trace.clock_offsets import align_runs
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Bools, Floats, Indices, Int64s
-
 
 # What holds a rank back is read from the phases of its steps: other ranks spend their waiting in
 # the backward pass, so that phase says nothing.
@@ -313,7 +308,16 @@ def _straggler(case: _Case, rank: LateRank, columns: tuple[int, ...]) -> Straggl
     """One rank, or the ranks of one host: as one that is late by their mean."""
     steps, of = int(rank.late.sum()), len(rank.late)
     rows = np.ones(of, np.bool_) if rank.constant else rank.late
-    longer = _longer_phases(case, columns, rows)
+    # What each phase takes longer on these ranks than on the others, in these steps.
+    longer = {}
+    for phase, ns in case.phases_ns.items():
+        if phase != _WAITS:
+            others = np.median(np.delete(ns[rows], columns, axis=1), axis=1)
+            mine = ns[rows][:, list(columns)].mean(axis=1)
+            # Without the highest and the lowest tenth.
+            ordered = np.sort(mine - others)
+            cut = len(ordered) // 10
+            longer[phase] = float(ordered[cut : len(ordered) - cut].mean())
     fed_later = longer.get("data", 0.0)
     # Phases include waiting for cores, of which every phase gets its share.
     all_longer = sum(max(ns, 0.0) for ns in longer.values())
@@ -354,20 +358,6 @@ def _how_often(rank: LateRank, steps: int, of: int, ranks: int) -> tuple[str, ..
         return (words,)
     waits = "it waits" if ranks == 1 else "they wait"
     return words, f"{milliseconds(rank.for_cores_ns / 1e6)} of that {waits} for a free core"
-
-
-def _longer_phases(case: _Case, columns: tuple[int, ...], rows: Bools) -> dict[str, float]:
-    """What each phase takes longer on these ranks than on the others, in these steps."""
-    longer = {}
-    for phase, ns in case.phases_ns.items():
-        if phase != _WAITS:
-            others = np.median(np.delete(ns[rows], columns, axis=1), axis=1)
-            mine = ns[rows][:, list(columns)].mean(axis=1)
-            # Without the highest and the lowest tenth.
-            ordered = np.sort(mine - others)
-            cut = len(ordered) // 10
-            longer[phase] = float(ordered[cut : len(ordered) - cut].mean())
-    return longer
 
 
 def _name_phase(longer: Mapping[str, float], excess_ns: float) -> tuple[str, ...]:

@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.step.statistics import OF_NORMAL, spread
+from stepscope.records.normal import NORMAL_MAD
+from stepscope.step.arrays import Bools, Floats
+from stepscope.step.statistics import spread
 
 if TYPE_CHECKING:
     from stepscope.explain.job.hosts import HostColumns
-    from stepscope.step.arrays import Bools, Floats
 
 
 # A rank is late **now and then** when single steps stick out of the noise of all ranks, and so much
@@ -166,31 +167,27 @@ def _always_late(
         arrived = float(as_it_was.excess_ns[place])
         # No lateness but what the rank arrived with, as far as that is known.
         excess = min(float(test.excess_ns[place]), max(arrived, LEAST_LATE * step_ns))
-        rank = _late_always(arrival_ns, place, excess, float(test.p_value[place]))
+        without = arrival_ns.copy()
+        without[:, place] -= excess
+        late_ns = arrival_ns[:, place] - median_of_others(arrival_ns)[:, place]
+        rank = LateRank(
+            place=place,
+            constant=True,
+            excess_ns=excess,
+            arrived_ns=excess,
+            cost_ns=gain(arrival_ns, without),
+            late=late_ns > 0,
+            p_value=float(test.p_value[place]),
+        )
         for_cores = max(0.0, arrived - excess) if test is with_cores else 0.0
         late_ranks.append(replace(rank, arrived_ns=arrived, for_cores_ns=for_cores))
     return late_ranks, least_ns
 
 
-def _late_always(arrival_ns: Floats, place: int, excess: float, p_value: float) -> LateRank:
-    without = arrival_ns.copy()
-    without[:, place] -= excess
-    late_ns = arrival_ns[:, place] - median_of_others(arrival_ns)[:, place]
-    return LateRank(
-        place=place,
-        constant=True,
-        excess_ns=excess,
-        arrived_ns=excess,
-        cost_ns=gain(arrival_ns, without),
-        late=late_ns > 0,
-        p_value=p_value,
-    )
-
-
 def _test_always(arrival_ns: Floats, step_ns: float) -> _Always:
     since = arrival_ns - np.median(arrival_ns, axis=1, keepdims=True)
     middle = np.median(since, axis=0)
-    noise = OF_NORMAL * float(np.median(np.abs(since - middle)))
+    noise = NORMAL_MAD * float(np.median(np.abs(since - middle)))
     since = np.clip(since, middle - _CLIPPED * noise, middle + _CLIPPED * noise)
     blocks = np.array_split(since, min(_MOST_BLOCKS, max(4, len(since) // _BLOCK)))
     means = np.array([block.mean(axis=0) for block in blocks])
@@ -258,7 +255,7 @@ def _stands_apart(excess_ns: Floats, place: int) -> bool:
 
 def _sticking_out(calm: Floats, arrival_ns: Floats, step_ns: float) -> Bools:
     """Steps that waited for this rank, and for far longer than usual."""
-    noise = OF_NORMAL * float(np.median(np.median(np.abs(calm), axis=0)))
+    noise = NORMAL_MAD * float(np.median(np.median(np.abs(calm), axis=0)))
     last = np.zeros(calm.shape, np.bool_)
     last[np.arange(len(calm)), arrival_ns.argmax(axis=1)] = True
     out: Bools = last & (calm > max(_STICKS_OUT * noise, _LEAST_SINGLE * step_ns))

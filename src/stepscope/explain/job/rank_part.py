@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from stepscope.records.explanation import RankExplanation, Steps
 from stepscope.records.job import (
     CollectiveCalls,
     LoggedCollectives,
@@ -20,15 +21,11 @@ from stepscope.records.job import (
     RankTimes,
     RunCalls,
 )
+from stepscope.records.rank import StepColumns
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step import intervals
+from stepscope.step.arrays import Bools, Int64s
 from stepscope.step.work import COMM_SPAN, DATA_LOADING, Work, rows_named, spans_of
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import RankExplanation, Steps
-    from stepscope.records.rank import StepColumns
-    from stepscope.step.arrays import Bools, Int64s
-
 
 # One rank's steps, divided into its own time and waiting, so that ranks can be compared.
 #
@@ -142,7 +139,9 @@ def calls_of_run(
     if (world_size or 0) > MANY_RANKS:
         if not on_host or asynchronous:
             kept = _ends_of_steps(log, place, kept)
-        usable &= _with_calls(place[kept], len(steps))
+        called: Bools = np.zeros(len(steps), np.bool_)
+        called[place[kept]] = True
+        usable &= called
         usable &= _sampled(steps.number, usable, int(kept.sum()), world_size or 1)
         kept &= usable[place]
     else:
@@ -182,12 +181,6 @@ def _ends_of_steps(log: LoggedCollectives, place: Int64s, kept: Bools) -> Bools:
     ends[order[np.append(True, other)]] = True
     ends[order[np.append(other, True)]] = True
     return ends
-
-
-def _with_calls(place: Int64s, steps: int) -> Bools:
-    called: Bools = np.zeros(steps, np.bool_)
-    called[place] = True
-    return called
 
 
 def _sampled(number: Int64s, usable: Bools, calls: int, world_size: int) -> Bools:

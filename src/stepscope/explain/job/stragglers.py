@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -29,12 +28,9 @@ from msgspec.structs import replace
 from stepscope.explain.job.hosts import HostColumns, columns_by_host
 from stepscope.explain.job.lateness import median_of_others
 from stepscope.records.job import Cause, Job, RankTimes, Straggler, Stragglers
+from stepscope.step.arrays import Floats, Int64s
 from stepscope.text.figures import duration, factor, percent, signed_percent, size
 from stepscope.text.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.step.arrays import Floats, Int64s
-
 
 LEAST_EXCESS = 0.05
 MOST_MADS = 3.5

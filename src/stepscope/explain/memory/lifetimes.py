@@ -7,24 +7,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.explanation import Steps
 from stepscope.records.memory import CATEGORIES, Growth, MemoryTimeline, PhaseSpan
 from stepscope.records.trace import ABSENT, HostKind, Trace
+from stepscope.step.arrays import Int8s, Int32s, Int64s
 from stepscope.step.phases import in_optimizer_step
 from stepscope.step.statistics import median
 from stepscope.step.work import rows_named
 from stepscope.trace.links import nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Int8s, Int32s, Int64s
-
 
 # allocated in            released                    is
 # forward                 in backward                 activations

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.memory.lifetimes import BACKWARD
 from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
 from stepscope.records.memory import CATEGORIES, ActivationTheory, Memory, Theory, ZeroRow
 from stepscope.records.trace import HostKind, Trace
+from stepscope.step.arrays import Indices
 from stepscope.step.call_tree import enclosing, outermost
 from stepscope.step.work import rows_named
 from stepscope.text.figures import size
@@ -22,10 +24,6 @@ from stepscope.text.words import counted
 from stepscope.trace.links import nearest, nearest_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Indices
-
     Sizes = tuple[int, int, int]
 
 ATTENTION = "aten::scaled_dot_product_attention"

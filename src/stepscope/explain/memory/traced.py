@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.host_calls import PREFIX, place_of, user_frames
 from stepscope.explain.memory.captured import batch_line, fragmentation_of
@@ -32,15 +32,10 @@ from stepscope.records.memory import (
     SiteBytes,
 )
 from stepscope.records.trace import HostKind, Trace
+from stepscope.step.arrays import Int32s, Int64s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.work import rows_named
 from stepscope.trace.links import nearest, nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Int32s, Int64s
-
 
 # Memory held from before the window is divided only if gradients come and go: every trained
 # parameter has a gradient of its size, and the optimizer's name says what it keeps for each. What

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
+from stepscope.records.memory import CapturedMemory
+from stepscope.records.strategies import RankStrategy
+from stepscope.records.trace import Trace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
-    from stepscope.records.memory import CapturedMemory
-    from stepscope.records.strategies import RankStrategy
-    from stepscope.records.trace import Trace
     from stepscope.step.work import Work
 
 

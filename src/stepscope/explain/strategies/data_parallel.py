@@ -5,11 +5,14 @@ why some time is exposed.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.strategies.evidence import (
+    Bools,
+    Int64,
     StrategyEvidence,
     backward_spans,
     common_size,
@@ -18,14 +21,9 @@ from stepscope.explain.strategies.evidence import (
 from stepscope.records.strategies import Bucket, RankDataParallel, Why
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step import intervals
+from stepscope.step.intervals import Set
 from stepscope.step.work import rows_named
 from stepscope.trace.links import distinct
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.explain.strategies.evidence import Bools, Int64
-    from stepscope.step.intervals import Set
 
 # DDP is known from its annotation or from the capture; a bare trace shows it as all-reduces that
 # backward calls. Buckets are distinguished by their place in the step.

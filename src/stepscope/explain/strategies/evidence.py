@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.job import KINDS, CollectiveCalls, Group, RankFolder, RankSteps
+from stepscope.records.memory import CapturedMemory
 from stepscope.records.trace import ABSENT, HostEvents, HostKind, Trace
 from stepscope.step import intervals
 from stepscope.step.collectives import exposed_time
+from stepscope.step.intervals import Set
 from stepscope.step.work import Kind, Work, rows_named
 from stepscope.trace.links import nearest_of
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.memory import CapturedMemory
-    from stepscope.step.intervals import Set
-
-    Bools = NDArray[np.bool_]
-    Int32 = NDArray[np.int32]
-    Int64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 
 _CODE = {name: code for code, name in enumerate(KINDS)}
 _SAME_COLUMNS = ("kind", "group", "size_bytes", "step", "start_ns", "end_ns")

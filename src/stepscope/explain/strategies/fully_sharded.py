@@ -7,13 +7,21 @@ an annotation are reported as ZeRO. The formula counts mixed-precision Adam: 16 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.explain.memory.model import STAGES, bytes_per_parameter
-from stepscope.explain.strategies.evidence import common_size, compute_before, mean
+from stepscope.explain.strategies.evidence import (
+    Bools,
+    Int32,
+    Int64,
+    StrategyEvidence,
+    common_size,
+    compute_before,
+    mean,
+)
 from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS
 from stepscope.records.memory import CapturedMemory
@@ -29,11 +37,6 @@ from stepscope.step.collectives import kind_of
 from stepscope.step.work import rows_named
 from stepscope.text.words import counted
 from stepscope.trace.links import distinct, nearest_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.explain.strategies.evidence import Bools, Int32, Int64, StrategyEvidence
 
 _FSDP2 = "FSDP::"
 _ANNOTATED = re.compile(r"FullyShardedDataParallel\.|FSDP::").match
@@ -69,12 +72,18 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankFullySharded | No
     flavour: Flavour = "FSDP2" if second else "FSDP1" if annotated else "ZeRO"
     in_step = (mine & gathers).any() and (annotated or not _only_after_backward(evidence, mine))
     shards = groups[0].size if groups else None
+    out = [
+        f"{counted(count, 'module')} of class {name}"
+        for name, count in (evidence.layout.get("fsdp_modules") or {}).items()
+    ]
+    if annotated:
+        out.append("FSDP annotates its gathers and scatters")
     return RankFullySharded(
         flavour=flavour,
         stage=3 if in_step else 2 if (mine & evidence.of_kind("reduce_scatter")).any() else 1,
         groups=groups,
         replicate_groups=evidence.groups_of(mine & reduces) if (mine & ~reduces).any() else (),
-        evidence=_describe(evidence, annotated),
+        evidence=tuple(out) or ("gathers and scatters in one group",),
         step_ns=evidence.step_ns,
         comm_ns=evidence.comm_ns(mine),
         exposed_ns=evidence.exposed_comm_ns(mine),
@@ -94,16 +103,6 @@ def _annotations(evidence: StrategyEvidence, around: Int32, mine: Bools) -> dict
     """String codes and names of the annotations around these calls."""
     codes = distinct(evidence.trace.host.name[around[mine & (around >= 0)]]).tolist()
     return {code: evidence.trace.strings[code] for code in codes}
-
-
-def _describe(evidence: StrategyEvidence, annotated: bool) -> tuple[str, ...]:
-    out = [
-        f"{counted(count, 'module')} of class {name}"
-        for name, count in (evidence.layout.get("fsdp_modules") or {}).items()
-    ]
-    if annotated:
-        out.append("FSDP annotates its gathers and scatters")
-    return tuple(out) or ("gathers and scatters in one group",)
 
 
 def _gathering_and_scattering(evidence: StrategyEvidence, free: Bools) -> Bools:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from stepscope.explain.strategies.evidence import names_at
+from stepscope.explain.strategies.evidence import Bools, StrategyEvidence, names_at
 from stepscope.records.job import KINDS
 from stepscope.records.strategies import RankOtherCommunication, Use
 from stepscope.step.work import COMM_SPAN
-
-if TYPE_CHECKING:
-    from stepscope.explain.strategies.evidence import Bools, StrategyEvidence
 
 _QUIET = ("ProfilerStep", "autograd::engine::")
 

@@ -7,20 +7,16 @@ micro-batches there are. Communication of other strategies is counted separately
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.strategies.evidence import backward_spans, window_of
+from stepscope.explain.strategies.evidence import Bools, StrategyEvidence, backward_spans, window_of
 from stepscope.records.job import Group
 from stepscope.records.strategies import RankPipeline
 from stepscope.records.trace import HostKind
 from stepscope.step import intervals
 from stepscope.step.work import rows_named
 from stepscope.text.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.explain.strategies.evidence import Bools, StrategyEvidence
 
 _MICROBATCH = re.compile(r"^(?:Forward|Backward) (\d{1,9})$|^PP:\d+[A-Z_]+?(\d{1,9})$")
 _PIPELINE = re.compile(r"pp|pipe|stage", re.IGNORECASE)
@@ -34,7 +30,12 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
     stages = evidence.layout.get("pipeline_stages") or []
     kinds = ("send", "recv", "send_recv")
     mine = free & evidence.of_kind(*kinds) & ~evidence.of_groups(ring)
-    microbatches = _annotated(evidence)
+    # Micro-batches per step, if the schedule numbers them.
+    trace, host = evidence.trace, evidence.trace.host
+    rows = rows_named(trace, host, host.kind == HostKind.ANNOTATION, _MICROBATCH.match)
+    matches = [_MICROBATCH.match(trace.strings[code]) for code in set(host.name[rows].tolist())]
+    numbers = {int(match[1] or match[2]) for match in matches if match}
+    microbatches = len(numbers) or None
     # A kernel that only says SendRecv may be an all-to-all.
     if not (mine & evidence.of_kind("send", "recv")).any() and not (stages or microbatches):
         mine[:] = False
@@ -51,6 +52,16 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
     waits = intervals.subtract(intervals.clip(evidence.spans(receiving), *window), compute)
     span = int(evidence.pace.dur_ns.sum())
     words = [f"torch.distributed.pipelining with {counted(count, 'stage')}"] if count else []
+    # The share of forward's compute after the step's backward has begun.
+    backward, forward = backward_spans(evidence)
+    total = late = 0
+    starts, ends = evidence.pace.start_ns, evidence.pace.start_ns + evidence.pace.dur_ns
+    for step in zip(starts.tolist(), ends.tolist(), strict=True):
+        begun, done = intervals.clip(backward, *step)
+        in_forward = intervals.clip(forward, *step)
+        total += intervals.length(in_forward)
+        if len(begun):
+            late += intervals.length(intervals.clip(in_forward, int(begun[0]), int(done[-1])))
     return RankPipeline(
         stage_indices=indices,
         stages=count,
@@ -63,18 +74,9 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankPipeline | None, 
         receive_wait_ns=round(intervals.length_outside(waits, other) / steps),
         microbatches=microbatches,
         receives=_bursts(evidence, receiving) / steps,
-        late_forward_share=_late_forward(evidence),
+        late_forward_share=late / total if total else 0.0,
         annotated=microbatches is not None,
     ), mine
-
-
-def _annotated(evidence: StrategyEvidence) -> int | None:
-    """Micro-batches per step, if the schedule numbers them."""
-    trace, host = evidence.trace, evidence.trace.host
-    rows = rows_named(trace, host, host.kind == HostKind.ANNOTATION, _MICROBATCH.match)
-    matches = [_MICROBATCH.match(trace.strings[code]) for code in set(host.name[rows].tolist())]
-    numbers = {int(match[1] or match[2]) for match in matches if match}
-    return len(numbers) or None
 
 
 def _groups(evidence: StrategyEvidence, mine: Bools, stages: int | None) -> tuple[Group, ...]:
@@ -105,17 +107,3 @@ def _bursts(evidence: StrategyEvidence, receiving: Bools) -> int:
         return len(times)
     between = intervals.covered(evidence.work.compute, times[:-1], times[1:])
     return 1 + int((between > _SOME_COMPUTE_NS).sum())
-
-
-def _late_forward(evidence: StrategyEvidence) -> float:
-    """The share of forward's compute after the step's backward has begun."""
-    backward, forward = backward_spans(evidence)
-    total = late = 0
-    starts, ends = evidence.pace.start_ns, evidence.pace.start_ns + evidence.pace.dur_ns
-    for step in zip(starts.tolist(), ends.tolist(), strict=True):
-        begun, done = intervals.clip(backward, *step)
-        in_forward = intervals.clip(forward, *step)
-        total += intervals.length(in_forward)
-        if len(begun):
-            late += intervals.length(intervals.clip(in_forward, int(begun[0]), int(done[-1])))
-    return late / total if total else 0.0

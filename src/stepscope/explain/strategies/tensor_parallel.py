@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import re
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.explain.host_calls import PREFIX
-from stepscope.explain.strategies.evidence import names_at
+from stepscope.explain.strategies.evidence import Bools, Int32, StrategyEvidence, names_at
 from stepscope.explain.strategies.fully_sharded import FUNCTIONAL, fsdp_groups
 from stepscope.records.strategies import Layer, RankTensorParallel
 from stepscope.records.trace import ABSENT, HostKind
 from stepscope.step.work import rows_named
 from stepscope.text.words import counted
 from stepscope.trace.links import nearest_of
-
-if TYPE_CHECKING:
-    from stepscope.explain.strategies.evidence import Bools, Int32, StrategyEvidence
 
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _GROUP = re.compile(r"(?:^|[_\W])(?:tp|tensor|sp)(?:$|[_\W])|tensor_?(?:model_?)?parallel", re.I)
@@ -45,7 +41,17 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankTensorParallel | 
     if functional.any():
         words.append("functional collectives inside forward and backward")
     if not mine.any():
-        mine = wanted & _alike(evidence, wanted)
+        # As in Megatron: forward and backward reduce the same sizes equally often in one
+        # group.
+        reduces = wanted & evidence.of_kind("all_reduce")
+        out = np.zeros(len(evidence), np.bool_)
+        for group in set(evidence.group[reduces].tolist()):
+            own = reduces & (evidence.group == group) & _not_scalar(evidence)
+            ahead = evidence.size_bytes[own & ~evidence.backward]
+            back = evidence.size_bytes[own & evidence.backward]
+            if len(ahead) >= 2 * len(evidence.pace) and set(ahead.tolist()) <= set(back.tolist()):
+                out |= own & np.isin(evidence.size_bytes, ahead)
+        mine = wanted & out
         words = ["all-reduces of the same sizes in forward and in backward"]
     if not mine.any():
         return None, mine
@@ -94,19 +100,6 @@ def _split_groups(evidence: StrategyEvidence) -> set[str] | None:
 
 def _not_scalar(evidence: StrategyEvidence) -> Bools:
     return (evidence.size_bytes < 0) | (evidence.size_bytes > _SCALAR_BYTES)
-
-
-def _alike(evidence: StrategyEvidence, wanted: Bools) -> Bools:
-    """As in Megatron: forward and backward reduce the same sizes equally often in one group."""
-    reduces = wanted & evidence.of_kind("all_reduce")
-    out = np.zeros(len(evidence), np.bool_)
-    for group in set(evidence.group[reduces].tolist()):
-        own = reduces & (evidence.group == group) & _not_scalar(evidence)
-        ahead = evidence.size_bytes[own & ~evidence.backward]
-        back = evidence.size_bytes[own & evidence.backward]
-        if len(ahead) >= 2 * len(evidence.pace) and set(ahead.tolist()) <= set(back.tolist()):
-            out |= own & np.isin(evidence.size_bytes, ahead)
-    return out
 
 
 def _split_parameters(evidence: StrategyEvidence, groups: set[str]) -> int | None:

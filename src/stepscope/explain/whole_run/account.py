@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.job import Job
 from stepscope.records.quality import Note
 from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns
 from stepscope.records.run import (
@@ -23,11 +23,8 @@ from stepscope.records.run import (
     RunTimes,
     WholeRun,
 )
+from stepscope.step.arrays import Bools
 from stepscope.text.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.records.job import Job
-    from stepscope.records.rank import StepFlags
 
 # Steps follow each other: each begins where the one before ended. What lies before the first batch
 # is start-up, what follows the last step is shut-down, and a gap between two steps is time that
@@ -174,7 +171,7 @@ def _add_steps(ledger: _Ledger, steps: StepColumns, warm_up: int) -> None:
     ledger.divide("training", {**training, "other": training.get("other", 0) + unphased})
 
 
-def _time_between(steps: StepColumns, ours: StepFlags) -> int:
+def _time_between(steps: StepColumns, ours: Bools) -> int:
     """Between two steps, next to one of ours: opening and saving a window."""
     starts = steps.end_unix_ns - steps.wall_ns
     gaps = np.maximum(starts[1:] - steps.end_unix_ns[:-1], 0)

@@ -218,7 +218,11 @@ def _status(
 ) -> tuple[LiveStatus, str]:
     run = followed.run
     if run is not None and run.status == "finished":
-        return _ended(run.exit_code or 0)
+        code = run.exit_code or 0
+        if not code:
+            return "finished", "the command ended with exit code 0"
+        status: LiveStatus = "killed" if was_killed(code) else "failed"
+        return status, f"the command ended with {exit_code_words(code)}"
     states = {rank.state for rank in ranks}
     runs = followed.state == "running" or "running" in states
     if not runs and followed.state in ("gone", "restarted"):
@@ -233,13 +237,6 @@ def _status(
     if followed.state == "running" and states <= {"ended", "gone"}:
         return "shutting down", "every process has ended; the command ends, or starts again"
     return _progress(ranks, live, runs=runs)
-
-
-def _ended(code: int) -> tuple[LiveStatus, str]:
-    if not code:
-        return "finished", "the command ended with exit code 0"
-    status: LiveStatus = "killed" if was_killed(code) else "failed"
-    return status, f"the command ended with {exit_code_words(code)}"
 
 
 def _progress(

@@ -9,14 +9,15 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.explain.host_calls import is_library_frame
 from stepscope.explain.whole_run.stall_stacks import TYPICAL, kinds_of_steps, line_of
 from stepscope.records.normal import NORMAL_95
+from stepscope.records.rank import StepColumns
 from stepscope.records.run import (
     STALL_CAUSES,
     WITHOUT_GRADIENTS,
@@ -28,11 +29,6 @@ from stepscope.records.run import (
     StepSeries,
 )
 from stepscope.records.source_lines import Place, StackSamples
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.rank import StepColumns
 
 # What a script did in the time without gradients: evaluation, or something that feeds training.
 #

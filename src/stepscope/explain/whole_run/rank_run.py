@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.explain.whole_run.account import account_for
 from stepscope.explain.whole_run.stalls import (
@@ -33,15 +34,9 @@ from stepscope.records.run import (
     StepSeries,
     StepTimes,
 )
+from stepscope.step.arrays import Bools, Floats, Int64s
 from stepscope.step.graph import QUEUE_DEPTH
 from stepscope.step.statistics import lower_median, mean_interval, median, spread
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.rank import Ints
-    from stepscope.step.arrays import Bools, Floats
-
 
 _MOST_NUMBERS = 10
 _NEARLY_ALL = 0.9
@@ -68,7 +63,10 @@ def explain_run(
     steady, warm_up = find_steady(steps)
     step_ns = steps.step_ns[steady].astype(np.float64)
     numbers = steps.number[steady]
-    causes = {**_measured_waits(steps, steady), **_floats(waits or {}, steady)}
+    causes = {
+        **_measured_waits(steps, steady),
+        **{cause: column[steady].astype(np.float64) for cause, column in (waits or {}).items()},
+    }
     levels = find_step_levels(
         without_waits(step_ns, causes),
         numbers,
@@ -76,6 +74,12 @@ def explain_run(
         _chosen(steps.allocated_bytes, steady),
     )
     split = split_stalls(step_ns, levels.level, causes, hidden=steps.device_ns is not None)
+    cause = np.full(len(steps), -1, np.int8)
+    cause[steady] = split.main_cause
+    unknown = np.zeros(len(steps))
+    unknown[steady] = split.excess_ns.get("unknown", 0.0)
+    excess = np.zeros(len(steps), np.int64)
+    excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
     return RankRun(
         rank=rank,
         attempt=times.attempt if times else 1,
@@ -90,7 +94,16 @@ def explain_run(
         account=account_for(steps, warm_up, times) if times else None,
         began_ns=times.began_ns if times else None,
         ended_ns=times.ended_ns if times else None,
-        series=_series(steps, steady, warm_up, split),
+        series=StepSeries(
+            number=steps.number,
+            start_unix_ns=steps.end_unix_ns - steps.wall_ns,
+            step_ns=steps.step_ns,
+            cause=cause,
+            window=steps.window | steps.memory,
+            warm_up=warm_up,
+            excess_ns=excess,
+            unknown_ns=unknown,
+        ),
     )
 
 
@@ -113,12 +126,6 @@ def sum_up_run(
 
 def _chosen(column: NDArray[np.int64] | None, steady: Bools) -> NDArray[np.int64] | None:
     return None if column is None else column[steady]
-
-
-def _floats(
-    waits: Mapping[StallCause, NDArray[np.int64]], steady: Bools
-) -> dict[StallCause, Floats]:
-    return {cause: column[steady].astype(np.float64) for cause, column in waits.items()}
 
 
 def _measured_waits(steps: StepColumns, steady: Bools) -> dict[StallCause, Floats]:
@@ -226,25 +233,6 @@ def _stalled_places(excess: Floats) -> NDArray[np.intp]:
     usual = excess[rising[np.searchsorted(cost, cost[-1] / 2)]]
     remainder = (cost <= _REMAINDERS * cost[-1]) & (excess[rising] < usual / 2)
     return np.sort(rising[~remainder & (excess[rising] > 0)])
-
-
-def _series(steps: StepColumns, steady: Bools, warm_up: int, split: StallSplit) -> StepSeries:
-    cause = np.full(len(steps), -1, np.int8)
-    cause[steady] = split.main_cause
-    unknown = np.zeros(len(steps))
-    unknown[steady] = split.excess_ns.get("unknown", 0.0)
-    excess = np.zeros(len(steps), np.int64)
-    excess[steady] = np.rint(sum(split.excess_ns.values(), np.zeros(int(steady.sum()))))
-    return StepSeries(
-        number=steps.number,
-        start_unix_ns=steps.end_unix_ns - steps.wall_ns,
-        step_ns=steps.step_ns,
-        cause=cause,
-        window=steps.window | steps.memory,
-        warm_up=warm_up,
-        excess_ns=excess,
-        unknown_ns=unknown,
-    )
 
 
 # What takes longer after a change of level: a phase of the step, or the wait for a free core.
@@ -378,7 +366,7 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
     )
 
 
-def _mean_wait(data_ns: Ints | None, steady: Bools, calm: Bools) -> int | None:
+def _mean_wait(data_ns: Int64s | None, steady: Bools, calm: Bools) -> int | None:
     """None without a data loader. Where a step stalled, its calm neighbours say what it would have
     waited: stalls may be common where waits are long."""
     if data_ns is None or not calm.any():

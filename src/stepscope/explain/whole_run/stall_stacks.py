@@ -7,11 +7,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.explain.host_calls import is_library_frame
 from stepscope.records.normal import NORMAL_95
@@ -23,12 +23,7 @@ from stepscope.records.source_lines import (
     StackSamples,
     StackShare,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Int64s
-
+from stepscope.step.arrays import Int64s
 
 # The sampler looks at round times of the clock, so a line's share of the samples in some steps is
 # its share of their time: with their mean length it becomes a time per step. (Samples per step

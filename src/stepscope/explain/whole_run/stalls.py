@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from stepscope.records.rank import StepColumns
 from stepscope.records.run import STALL_CAUSES, StallCause
+from stepscope.step.arrays import Bools, Floats, Int64s
 from stepscope.step.statistics import block_medians, spread
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.records.rank import Ints, StepColumns
-    from stepscope.step.arrays import Bools, Floats, Int64s
-
 
 # A step's level is what a typical step takes there (step_levels.py). Pauses that were measured are
 # taken off first: evaluation, checkpoints, compilation and garbage collection wherever they last
@@ -284,7 +279,7 @@ def _slow_beginning(times: Floats, least: float) -> int:
     return first if first <= _LONGEST * len(times) else 0
 
 
-def _count_compiling(compile_ns: Ints | None, places: NDArray[np.intp]) -> int:
+def _count_compiling(compile_ns: Int64s | None, places: NDArray[np.intp]) -> int:
     """How many of the first steps compile; none if all do."""
     if compile_ns is None:
         return 0

@@ -8,21 +8,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stepscope.records.normal import NORMAL_95
 from stepscope.records.run import InputEffect, LevelChange, Trend
+from stepscope.step.arrays import Floats, Int64s
 from stepscope.step.statistics import block_medians, spread
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepscope.step.arrays import Floats, Int64s
-
 
 # What each step should have taken, by its inputs, its level and the drift: stalls are judged
 # against it, so a long batch, a new level or a slow growth makes no stalls.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.declaration import Fix
 from stepscope.fix.proposal import Proposal, Script
-from stepscope.fix.remedies.distributed.ddp import why_no_ddp
+from stepscope.fix.remedies.ddp import why_no_ddp
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:
@@ -70,11 +70,4 @@ def patch(script: Script, value: str) -> Proposal:
     )
 
 
-FIX = Fix(
-    id="tuned-buckets",
-    effect=Effect.ROUNDING,  # sums of more than two ranks are made in another order
-    family="ddp-buckets",
-    fits=fits,
-    apply=apply,
-    patch=patch,
-)
+FIX = Fix(fits=fits, apply=apply, patch=patch)

@@ -186,11 +186,10 @@ class CapturedStep:
         self,
         step: Callable[..., Any],
         arrays: Sequence[CompilableArray],
-        first_calls: int = _FIRST_CALLS,
         device: torch.device | None = None,
     ) -> None:
         """`device`: where the step computes, for a step without arrays or inputs."""
-        self._step, self._arrays, self._first_calls = step, list(arrays), first_calls
+        self._step, self._arrays = step, list(arrays)
         self._device = device
         self._graph: Any = None
         self._inputs: list[Any] = []
@@ -211,7 +210,7 @@ class CapturedStep:
         if held != self._held:  # the models, the shapes or the settings' kinds changed
             self._held, self._graph, self._outputs, self._calls = held, None, None, 0
         self._calls += 1
-        if self._calls <= self._first_calls:
+        if self._calls <= _FIRST_CALLS:
             # On the stream that will capture: what autograd keeps belongs to one stream.
             if self._stream is None:
                 self._stream = torch.cuda.Stream()

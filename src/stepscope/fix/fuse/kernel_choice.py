@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stepscope.errors import UsageError
 from stepscope.fix.choice_cache import ChoiceCache
+from stepscope.fix.fuse.ledger import innermost
 from stepscope.fix.fuse.stacked import is_capturing, is_ordinary
 
 if TYPE_CHECKING:
@@ -81,13 +82,8 @@ class Chooser:
         """Return what was measured: the fastest way of each call."""
         return {_words(key): way for key, way in self._known.items()}
 
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        _current.append(self)
-        try:
-            yield
-        finally:
-            _current.pop()
+    def used(self) -> AbstractContextManager[None]:
+        return innermost(_current, self)
 
     def _counts_launches(self, operator: WayToChoose) -> bool:
         """A CPU computes what it launches."""

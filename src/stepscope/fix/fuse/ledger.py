@@ -6,8 +6,9 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import mean
+from typing import Any
 
 import torch
 
@@ -22,14 +23,9 @@ class ArrayLedger:
         self._times: Counter[tuple[str, str]] = Counter()
         self._spent: dict[tuple[str, str], deque[Callable[[], float]]] = {}
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> AbstractContextManager[None]:
         """Meanwhile `note` and `timed` write here."""
-        _open.append(self)
-        try:
-            yield
-        finally:
-            _open.pop()
+        return innermost(_open, self)
 
     def add(self, name: str, way: str) -> None:
         self._times[name, way] += 1
@@ -61,6 +57,16 @@ def note(name: str, way: str) -> None:
     """A function was computed: "fused", "vmap", "one by one" or the like."""
     if _open:
         _open[-1].add(name, way)
+
+
+@contextmanager
+def innermost(stack: list[Any], value: Any) -> Iterator[None]:
+    """Put a value on top of a stack meanwhile: arrays may compute inside of others."""
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.pop()
 
 
 @contextmanager

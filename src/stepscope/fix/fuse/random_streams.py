@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.ledger import note
+from stepscope.fix.fuse.ledger import innermost, note
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common
 from stepscope.fix.random_states import restore, states_now
 
@@ -88,13 +88,8 @@ class Streams:
         finally:
             self._repeats = False
 
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        _current.append(self)
-        try:
-            yield
-        finally:
-            _current.pop()
+    def used(self) -> AbstractContextManager[None]:
+        return innermost(_current, self)
 
 
 def draws_together(draws: Draws) -> bool:
@@ -161,14 +156,9 @@ class OwnDraws(TorchFunctionMode):
         return Stacked(torch.stack(drawn), self._count)
 
 
-@contextmanager
-def as_drawn_alone() -> Iterator[None]:
+def as_drawn_alone() -> AbstractContextManager[None]:
     """Meanwhile one model computes, and draws for itself."""
-    _paused.append(True)
-    try:
-        yield
-    finally:
-        _paused.pop()
+    return innermost(_paused, True)
 
 
 # Random numbers of Python and numpy: drawn in forward, they would be one model's for all.

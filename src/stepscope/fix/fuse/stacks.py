@@ -118,10 +118,14 @@ class Stacks:
     def _stack(
         self, full: str, own: Sequence[torch.Tensor], former: Stacks | None, in_place: bool
     ) -> torch.Tensor:
-        trains, is_parameter = own[0].requires_grad, isinstance(own[0], nn.Parameter)
-        old = former.by_name.get(full) if former is not None else None
-        if old is not None and _fits(old, own):
-            stack = old
+        first, is_parameter = own[0], isinstance(own[0], nn.Parameter)
+        stack = former.by_name.get(full) if former is not None else None
+        if (
+            stack is not None
+            and isinstance(stack, nn.Parameter) == is_parameter
+            and (stack.dtype, stack.device) == (first.dtype, first.device)
+            and stack.shape == (len(own), *first.shape)
+        ):
             for window, one in zip(stack.detach().unbind(0), own, strict=True):
                 if one.data_ptr() != window.data_ptr():
                     window.copy_(one.detach())
@@ -129,6 +133,7 @@ class Stacks:
             values = [one.detach() for one in own]
             stack = stack_in_place(values) if in_place else torch.stack(values)
         if is_parameter:
+            trains = first.requires_grad
             stack = stack if isinstance(stack, nn.Parameter) else nn.Parameter(stack, trains)
             stack.requires_grad_(trains)
             name = full.replace(".", "/")
@@ -179,15 +184,16 @@ class Stacks:
         stacked: Any,
         own: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """New values of a buffer; what backward needs of the old ones stays as it is."""
+        """Set a buffer; what backward needs of the old values stays as it is."""
+        full = f"{one.path}.{name}".lstrip(".")
         if stack is None:
             windows: list[Any] = [stacked] * self._count
-            self.by_name.pop(one.full(name), None)
+            self.by_name.pop(full, None)
         else:
             held = stack.detach()
             windows = [value.data for value in own or held.unbind(0)]
             put_windows(windows, held)
-            self.by_name[one.full(name)] = held
+            self.by_name[full] = held
         one.held[name] = one.stacked[name] = stacked
         one.windows[name] = windows
         for buffers, window in zip(one.own, windows, strict=True):
@@ -214,16 +220,6 @@ class _Buffers:
         self.windows = {name: [own[name] for own in self.own] for name in self.held}
         content: tuple[dict[str, Any], ...] = (module._modules, module._parameters)
         self.made = [(held, dict(held)) for held in content]
-
-    def full(self, name: str) -> str:
-        return f"{self.path}.{name}".lstrip(".")
-
-
-def _fits(stack: torch.Tensor, own: Sequence[torch.Tensor]) -> bool:
-    first = own[0]
-    kind = stack.dtype == first.dtype and stack.device == first.device
-    trained = isinstance(stack, nn.Parameter) == isinstance(first, nn.Parameter)
-    return kind and trained and stack.shape == (len(own), *first.shape)
 
 
 # Gradients that reach a model's own weights, and the hooks that the user put on these.

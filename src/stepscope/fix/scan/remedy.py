@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.declaration import Fix
 from stepscope.fix.proposal import Proposal, Script, add_before_training, import_where_edited
 from stepscope.records.scan_costs import LARGEST_LSTM, LARGEST_SIZE
 from stepscope.records.script_facts import ScriptFacts
@@ -74,4 +74,4 @@ def patch(script: Script, value: str) -> Proposal:
     return import_where_edited(script, proposal, _MODULE)
 
 
-FIX = Fix(id="scan-backward", effect=Effect.ROUNDING, fits=fits, apply=apply, patch=patch)
+FIX = Fix(fits=fits, apply=apply, patch=patch)

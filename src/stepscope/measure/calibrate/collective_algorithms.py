@@ -5,10 +5,11 @@ these.
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -22,85 +23,69 @@ from stepscope.records.collective_schedules import (
     runs,
 )
 
-if TYPE_CHECKING:
-    import datetime
-
-    Span = tuple[int, int]
+Span = tuple[int, int]
 
 # all_reduce(tensor, "ring")
 # all_gather(output, share, "bruck")
 # reduce_scatter(share, tensor, "halving_doubling")
 
 
-def all_reduce(
-    tensor: torch.Tensor,
-    algorithm: str,
-    *,
-    group: Any = None,
-    hosts: Sequence[Sequence[int]] | None = None,
-    timeout: datetime.timedelta | None = None,
-) -> None:
-    """Sum a tensor of any shape over all ranks, in place. `hosts` lists each host's ranks."""
+class Options(TypedDict, total=False):
+    """Of every collective; `hosts` lists each host's ranks."""
+
+    group: Any
+    hosts: Sequence[Sequence[int]] | None
+    timeout: datetime.timedelta | None
+
+
+def all_reduce(tensor: torch.Tensor, algorithm: str, **options: Unpack[Options]) -> None:
+    """Sum a tensor of any shape over all ranks, in place."""
     flat = tensor.detach().reshape(-1)  # a copy where it is not contiguous
-    _run("all_reduce", flat, algorithm, group, hosts, timeout)
+    _run("all_reduce", flat, algorithm, options)
     if not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def all_gather(
-    output: torch.Tensor,
-    share: torch.Tensor,
-    algorithm: str,
-    *,
-    group: Any = None,
-    hosts: Sequence[Sequence[int]] | None = None,
-    timeout: datetime.timedelta | None = None,
+    output: torch.Tensor, share: torch.Tensor, algorithm: str, **options: Unpack[Options]
 ) -> None:
-    """Every rank's share, one after the other, in `output` on all ranks."""
-    flat = _flat_whole(output, share, group)
-    rank, count = dist.get_rank(group), share.numel()
-    flat[rank * count : (rank + 1) * count].copy_(share.detach().reshape(-1))
-    _run("all_gather", flat, algorithm, group, hosts, timeout)
+    """Put every rank's share, one after the other, into `output` on all ranks."""
+    flat, here = _flat_and_share(output, share, options.get("group"))
+    flat[here].copy_(share.detach().reshape(-1))
+    _run("all_gather", flat, algorithm, options)
 
 
 def reduce_scatter(
-    share: torch.Tensor,
-    tensor: torch.Tensor,
-    algorithm: str,
-    *,
-    group: Any = None,
-    hosts: Sequence[Sequence[int]] | None = None,
-    timeout: datetime.timedelta | None = None,
+    share: torch.Tensor, tensor: torch.Tensor, algorithm: str, **options: Unpack[Options]
 ) -> None:
-    """This rank's share of the sum over all ranks; `tensor` stays as it is."""
-    flat = _flat_whole(tensor, share, group).clone()
-    _run("reduce_scatter", flat, algorithm, group, hosts, timeout)
-    rank, count = dist.get_rank(group), share.numel()
-    share.detach().view(-1).copy_(flat[rank * count : (rank + 1) * count])
+    """Put the sum of this rank's part over all ranks into `share`; `tensor` stays as it is."""
+    flat, here = _flat_and_share(tensor, share, options.get("group"))
+    flat = flat.clone()
+    _run("reduce_scatter", flat, algorithm, options)
+    share.detach().view(-1).copy_(flat[here])
 
 
-def _run(
-    kind: str,
-    flat: torch.Tensor,
-    algorithm: str,
-    group: Any,
-    hosts: Sequence[Sequence[int]] | None,
-    timeout: datetime.timedelta | None,
-) -> None:
-    schedule = build_schedule(algorithm, kind, dist.get_world_size(group), hosts)
-    ScheduleRunner(schedule, flat, group=group, timeout=timeout).run(flat)
-
-
-def _flat_whole(whole: torch.Tensor, share: torch.Tensor, group: Any) -> torch.Tensor:
+def _run(kind: str, flat: torch.Tensor, algorithm: str, options: Options) -> None:
+    group = options.get("group")
     ranks = dist.get_world_size(group)
-    if whole.numel() != ranks * share.numel() or whole.dtype != share.dtype:
+    schedule = build_schedule(algorithm, kind, ranks, options.get("hosts"))
+    ScheduleRunner(schedule, flat, group=group, timeout=options.get("timeout")).run(flat)
+
+
+def _flat_and_share(
+    whole: torch.Tensor, share: torch.Tensor, group: Any
+) -> tuple[torch.Tensor, slice]:
+    """Return the whole as one row, and where this rank's share lies in it."""
+    ranks, count = dist.get_world_size(group), share.numel()
+    if whole.numel() != ranks * count or whole.dtype != share.dtype:
         raise UsageError(
             f"the whole has {whole.numel()} elements of {whole.dtype}; {ranks} ranks with shares "
-            f"of {share.numel()} of {share.dtype} need {ranks * share.numel()} of that dtype"
+            f"of {count} of {share.dtype} need {ranks * count} of that dtype"
         )
     if not whole.is_contiguous() or not share.is_contiguous():
         raise UsageError("all_gather and reduce_scatter need contiguous tensors")
-    return whole.detach().view(-1)
+    rank = dist.get_rank(group)
+    return whole.detach().view(-1), slice(rank * count, (rank + 1) * count)
 
 
 # Runs one rank's plan on a tensor, step by step.
@@ -130,10 +115,10 @@ class ScheduleRunner:
         self._rank = dist.get_rank(self._group)
         self._world_ranks = dist.get_process_group_ranks(self._group)
         self._nccl = dist.get_backend(self._group) == "nccl"
-        self._timeout = timeout
-        self._plan: RankPlan = plan_rank(
-            schedule, self._rank, like.numel(), look_ahead=0 if self._nccl else 1
-        )
+        # NCCL would block the host with a timeout; its watchdog has one of its own.
+        self._patience = () if timeout is None or self._nccl else (timeout,)
+        look_ahead = 0 if self._nccl else 1
+        self._plan = plan_rank(schedule, self._rank, like.numel(), look_ahead=look_ahead)
         self._scratch = [
             torch.empty(self._plan.slot_elements, dtype=like.dtype, device=like.device)
             for _ in range(self._plan.slots)
@@ -143,17 +128,18 @@ class ScheduleRunner:
         """In place. Raises LostRankError."""
         waiting: dict[Incoming, Any] = {}
         for step in range(len(self._schedule.steps)):
-            sends = self._plan.sends[step]
-            posts = self._plan.posts[step]
-            packed = [_packed(vector, one) for one in sends]
-            peers = [one.peer for one in posts] + [one.peer for one in sends]
+            sends, posts = self._plan.sends[step], self._plan.posts[step]
+            # A single stretch as it lies in the vector; several, copied side by side.
+            parts = [[vector[start:end] for start, end in send.spans] for send in sends]
+            packed = [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
             operations = [
-                self._operation(dist.irecv, self._target(one, vector), one.peer) for one in posts
+                self._operation(dist.irecv, self._target(post, vector), post.peer) for post in posts
             ]
             operations += [
-                self._operation(dist.isend, tensor, one.peer)
-                for one, tensor in zip(sends, packed, strict=True)
+                self._operation(dist.isend, tensor, send.peer)
+                for send, tensor in zip(sends, packed, strict=True)
             ]
+            peers = [post.peer for post in posts] + [send.peer for send in sends]
             try:
                 works = dist.batch_isend_irecv(operations) if operations else []
             except RuntimeError as error:
@@ -163,18 +149,19 @@ class ScheduleRunner:
                 self._wait(works, step, peers)
             else:
                 waiting |= zip(posts, works[: len(posts)], strict=True)
-                for one in self._plan.arrivals[step]:
-                    self._wait([waiting.pop(one)], step, [one.peer])
+                for arrival in self._plan.arrivals[step]:
+                    self._wait([waiting.pop(arrival)], step, [arrival.peer])
                 for sent, work in zip(sends, works[len(posts) :], strict=True):
                     self._wait([work], step, [sent.peer])
-            for one in self._plan.arrivals[step]:
-                self._put(one, vector)
+            for arrival in self._plan.arrivals[step]:
+                if not arrival.in_place:
+                    self._put(arrival, vector)
 
-    def _target(self, one: Incoming, vector: torch.Tensor) -> torch.Tensor:
-        if one.in_place:
-            ((start, end),) = one.spans
+    def _target(self, arrival: Incoming, vector: torch.Tensor) -> torch.Tensor:
+        if arrival.in_place:
+            ((start, end),) = arrival.spans
             return vector[start:end]
-        return self._scratch[one.slot][one.place : one.place + one.elements]
+        return self._scratch[arrival.slot][arrival.place : arrival.place + arrival.elements]
 
     def _operation(self, call: Any, tensor: torch.Tensor, peer: int) -> Any:
         return dist.P2POp(call, tensor, self._world_ranks[peer], self._group)
@@ -182,22 +169,15 @@ class ScheduleRunner:
     def _wait(self, works: list[Any], step: int, peers: list[int]) -> None:
         try:
             for work in works:
-                # NCCL would block the host with a timeout; its watchdog has one of its own.
-                if self._timeout is None or self._nccl:
-                    work.wait()
-                else:
-                    work.wait(self._timeout)
+                work.wait(*self._patience)
         except RuntimeError as error:
             raise self._lost(step, peers, error) from None
 
-    def _put(self, one: Incoming, vector: torch.Tensor) -> None:
-        if one.in_place:
-            return
-        came = self._target(one, vector)
-        begin = 0
-        for start, end in one.spans:
+    def _put(self, arrival: Incoming, vector: torch.Tensor) -> None:
+        came, begin = self._target(arrival, vector), 0
+        for start, end in arrival.spans:
             part = came[begin : begin + end - start]
-            if one.adds:
+            if arrival.adds:
                 vector[start:end].add_(part)
             else:
                 vector[start:end].copy_(part)
@@ -212,14 +192,8 @@ class ScheduleRunner:
         )
 
 
-def _packed(vector: torch.Tensor, one: Outgoing) -> torch.Tensor:
-    """A single stretch as it lies in the vector; several, copied side by side."""
-    parts = [vector[start:end] for start, end in one.spans]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
 def short_reason(error: RuntimeError) -> str:
-    """The first sentence of a backend's message, without the place in its source."""
+    """Return the first sentence of a backend's message, without the place in its source."""
     line = str(error).strip().split("\n")[0]
     return re.sub(r"^\[\S*\] ?", "", line).split(". ")[0][:160] or type(error).__name__
 
@@ -272,85 +246,61 @@ class RankPlan:
 def plan_rank(
     schedule: CollectiveSchedule, rank: int, count: int, *, look_ahead: int = 1
 ) -> RankPlan:
-    """The part of `rank` for a vector of `count` elements; empty messages are left out."""
+    """Return the part of `rank` for a vector of `count` elements; empty messages are left out.
+
+    Sums, scattered chunks and chunks that are in use when the receive is posted go through scratch
+    space, of as many steps as can be under way at once, in turns."""
     bounds = chunk_bounds(count, schedule.chunks)
-    sends, arrivals = [], []
-    touched = [-1] * schedule.chunks  # the last step that used each chunk here
-    slots = _Slots(look_ahead + 1)
-    for number, step in enumerate(schedule.steps):
-        leaving = {chunk for one in step if one.source == rank for chunk in one.chunks}
-        sends.append(_outgoing(step, rank, bounds))
-        coming = [one for one in step if one.target == rank and _spans(one, bounds)]
-        arrivals.append(
-            tuple(_incoming(one, number, bounds, touched, leaving, slots) for one in coming)
-        )
-        for chunk in leaving.union(*(one.chunks for one in coming)):
-            touched[chunk] = number
+    sends: list[tuple[Outgoing, ...]] = []
+    arrivals: list[tuple[Incoming, ...]] = []
     posts: list[list[Incoming]] = [[] for _ in schedule.steps]
-    for arriving in arrivals:
-        for one in arriving:
-            posts[one.post_at].append(one)
+    touched = [-1] * schedule.chunks  # the last step that used each chunk here
+    slots, slot_elements = look_ahead + 1, 0
+    for number, step in enumerate(schedule.steps):
+        outgoing = [message for message in step if message.source == rank]
+        coming = [message for message in step if message.target == rank]
+        leaving = {chunk for message in outgoing for chunk in message.chunks}
+        used = {*leaving}
+        sends.append(
+            tuple(
+                Outgoing(peer=message.target, spans=spans)
+                for message in outgoing
+                if (spans := _spans(message, bounds))
+            )
+        )
+        post_at, filled, arriving = max(0, number - look_ahead), 0, []
+        for message in coming:
+            if not (spans := _spans(message, bounds)):
+                continue
+            in_use = any(touched[chunk] >= post_at or chunk in leaving for chunk in message.chunks)
+            in_place = not message.adds and not in_use and len(spans) == 1
+            arrival = Incoming(
+                peer=message.source,
+                spans=spans,
+                adds=message.adds,
+                in_place=in_place,
+                step=number,
+                post_at=post_at,
+                slot=0 if in_place else number % slots,
+                place=0 if in_place else filled,
+            )
+            filled += 0 if in_place else arrival.elements
+            arriving.append(arrival)
+            used.update(message.chunks)
+        slot_elements = max(slot_elements, filled)
+        arrivals.append(tuple(arriving))
+        posts[post_at] += arriving
+        for chunk in used:
+            touched[chunk] = number
     return RankPlan(
         posts=tuple(map(tuple, posts)),
         sends=tuple(sends),
         arrivals=tuple(arrivals),
-        slots=slots.count,
-        slot_elements=slots.size,
+        slots=slots,
+        slot_elements=slot_elements,
     )
-
-
-class _Slots:
-    """Scratch space of as many steps as can be under way at once, in turns."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.size = count, 0
-        self._used: dict[int, int] = {}
-
-    def take(self, step: int, elements: int) -> tuple[int, int]:
-        """Which slot, and the place in it."""
-        place = self._used.get(step, 0)
-        self._used[step] = place + elements
-        self.size = max(self.size, place + elements)
-        return step % self.count, place
 
 
 def _spans(message: Message, bounds: list[int]) -> tuple[Span, ...]:
     spans = ((bounds[first], bounds[end]) for first, end in runs(message.chunks))
     return tuple(span for span in spans if span[0] < span[1])
-
-
-def _outgoing(step: tuple[Message, ...], rank: int, bounds: list[int]) -> tuple[Outgoing, ...]:
-    return tuple(
-        Outgoing(peer=one.target, spans=spans)
-        for one in step
-        if one.source == rank and (spans := _spans(one, bounds))
-    )
-
-
-def _incoming(
-    message: Message,
-    step: int,
-    bounds: list[int],
-    touched: list[int],
-    leaving: set[int],
-    slots: _Slots,
-) -> Incoming:
-    """Sums, scattered chunks and chunks that are in use when the receive is posted go through
-    scratch space."""
-    spans = _spans(message, bounds)
-    post_at = max(0, step - slots.count + 1)
-    in_use = any(touched[chunk] >= post_at or chunk in leaving for chunk in message.chunks)
-    in_place = not message.adds and not in_use and len(spans) == 1
-    slot, place = 0, 0
-    if not in_place:
-        slot, place = slots.take(step, sum(end - start for start, end in spans))
-    return Incoming(
-        peer=message.source,
-        spans=spans,
-        adds=message.adds,
-        in_place=in_place,
-        step=step,
-        post_at=post_at,
-        slot=slot,
-        place=place,
-    )

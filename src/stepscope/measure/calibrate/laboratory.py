@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from stepscope.errors import StepscopeError
 from stepscope.measure.calibrate.collective_algorithms import (
+    Options,
     ScheduleRunner,
     all_gather,
     all_reduce,
@@ -113,69 +115,63 @@ class Laboratory:
             handle=self._group, ranks=tuple(range(self._ranks)), rank=dist.get_rank()
         )
         contenders: dict[str, Callable[[int], Callable[[], object]]] = {
-            name: self._runs(build_schedule(name, kind, self._ranks, self._groups), buffers.first)
+            name: partial(
+                self._run_algorithm,
+                build_schedule(name, kind, self._ranks, self._groups),
+                buffers.first,
+            )
             for name in ALGORITHMS
         }
-        contenders[self._backend] = lambda size: make_call(kind, place, buffers, size)
-        contenders |= {name: self._probe_runs(one, buffers.first) for name, one in probes.items()}
+        contenders[self._backend] = partial(make_call, kind, place, buffers)
+        contenders |= {
+            name: partial(self._run_probe, probe, buffers.first) for name, probe in probes.items()
+        }
         sweeper = Sweeper(contenders, self._device, group=self._group, limits=_LIMITS)
         seed = f"{settings.seed} {kind}"
         return sweeper.run(sizes, settings.budget_ns, seed, progress), probes
 
-    def _runs(
-        self, schedule: CollectiveSchedule, buffer: torch.Tensor
-    ) -> Callable[[int], Callable[[], object]]:
-        def call(size: int) -> Callable[[], object]:
-            return self._run_on(schedule, buffer[: elements(size, self._ranks)])
+    def _run_algorithm(
+        self, schedule: CollectiveSchedule, vector: torch.Tensor, size: int
+    ) -> Callable[[], object]:
+        return self._run_on(schedule, vector[: elements(size, self._ranks)])
 
-        return call
-
-    def _probe_runs(
-        self, probe: LinkProbe, vector: torch.Tensor
-    ) -> Callable[[int], Callable[[], object]]:
-        def call(message: int) -> Callable[[], object]:
-            size = min(message, _SMALL_FAN) if probe.name == "fan" else message
-            count = size // _ELEMENT_BYTES * probe.schedule.chunks
-            return self._run_on(probe.schedule, vector[:count])
-
-        return call
+    def _run_probe(
+        self, probe: LinkProbe, vector: torch.Tensor, message: int
+    ) -> Callable[[], object]:
+        size = min(message, _SMALL_FAN) if probe.name == "fan" else message
+        return self._run_on(
+            probe.schedule, vector[: size // _ELEMENT_BYTES * probe.schedule.chunks]
+        )
 
     def _run_on(self, schedule: CollectiveSchedule, vector: torch.Tensor) -> Callable[[], object]:
         runner = ScheduleRunner(schedule, vector, group=self._group, timeout=_PATIENCE)
-        return lambda: runner.run(vector)
+        return partial(runner.run, vector)
 
     def _check_all(self) -> int:
         """How many comparisons with torch were made; a difference is a defect of ours."""
         for name in ALGORITHMS:
-            wrong = self._differences(name)
+            # The collectives in which an algorithm and torch differ.
+            options = Options(group=self._group, hosts=self._groups, timeout=_PATIENCE)
+            rank = dist.get_rank()
+            given = torch.arange(_ODD * self._ranks, device=self._device) * (rank + 1)
+            summed, odd = given.clone(), given[:_ODD].clone()
+            dist.all_reduce(summed, group=self._group)
+            all_reduce(odd, name, **options)
+            own = torch.empty(_ODD, dtype=given.dtype, device=self._device)
+            reduce_scatter(own, given, name, **options)
+            everyones = torch.empty_like(given)
+            torchs = [torch.empty_like(own) for _ in range(self._ranks)]
+            all_gather(everyones, given[:_ODD].clone(), name, **options)
+            dist.all_gather(torchs, given[:_ODD].clone(), group=self._group)
+            same = {
+                "all_reduce": torch.equal(odd, summed[:_ODD]),
+                "reduce_scatter": torch.equal(own, summed[rank * _ODD : (rank + 1) * _ODD]),
+                "all_gather": torch.equal(everyones, torch.cat(torchs)),
+            }
+            wrong = [kind for kind, right in same.items() if not right]
             if wrong:
                 raise StepscopeError(
                     f"{name} over {self._ranks} ranks differs from torch in {', '.join(wrong)}: "
                     "please report this"
                 )
         return len(ALGORITHMS) * len(COLLECTIVES)
-
-    def _differences(self, name: str) -> list[str]:
-        """The collectives in which an algorithm and torch differ."""
-        options: dict[str, Any] = {
-            "group": self._group, "hosts": self._groups, "timeout": _PATIENCE,
-        }  # fmt: skip
-        rank = dist.get_rank()
-        given = torch.arange(_ODD * self._ranks, device=self._device) * (rank + 1)
-        summed, odd = given.clone(), given[:_ODD].clone()
-        dist.all_reduce(summed, group=self._group)
-        all_reduce(odd, name, **options)
-        own = torch.empty(_ODD, dtype=given.dtype, device=self._device)
-        reduce_scatter(own, given, name, **options)
-        everyones, torchs = (
-            torch.empty_like(given),
-            [torch.empty_like(own) for _ in range(self._ranks)],
-        )
-        all_gather(everyones, given[:_ODD].clone(), name, **options)
-        dist.all_gather(torchs, given[:_ODD].clone(), group=self._group)
-        same = {
-            "all_reduce": torch.equal(odd, summed[:_ODD]),
-            "reduce_scatter": torch.equal(own, summed[rank * _ODD : (rank + 1) * _ODD]),
-            "all_gather": torch.equal(everyones, torch.cat(torchs)),
-        }
-        return [kind for kind, right in same.items() if not right]

@@ -30,26 +30,39 @@ class _Waiter:
             return None
         self.is_over = True
         try:
-            finder = _attach(self.path)  # type: ignore[no-untyped-call]
+            self.unnoticed(self.attach)  # type: ignore[no-untyped-call]
+            return sys.meta_path[0].find_spec(name, path, target)
         except Exception:
             return None
-        return finder.find_spec(name, path, target)
 
-
-def _attach(path):  # type: ignore[no-untyped-def]
-    """The standard library comes before the script's folder, for as long as we import."""
-    sys.path[:0] = path
-    try:
+    def attach(self) -> None:
         try:
             from stepscope.measure import bootstrap
         except ImportError:
             # The job's Python is not the one stepscope is installed in: measure needs nothing else.
             sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
             from stepscope.measure import bootstrap
-        bootstrap.arm(_BEGAN, path)
-    finally:
-        del sys.path[: len(path)]
-    return sys.meta_path[0]
+        bootstrap.arm(_BEGAN, self.unnoticed)
+
+    def unnoticed(self, act):  # type: ignore[no-untyped-def]
+        """While we import, the standard library comes before the script's folder. Afterwards the
+        script still gets its own module where it has one of the same name."""
+        known = {*sys.modules}
+        sys.path[:0] = self.path
+        try:
+            act()
+        finally:
+            del sys.path[: len(self.path)]
+            folders = [entry for entry in sys.path if entry not in self.path]
+            for name in {*sys.modules} - known:
+                top = name.partition(".")[0]
+                if top != "stepscope" and any(_has(folder, top) for folder in folders):
+                    del sys.modules[name]
+
+
+def _has(folder: str, module: str) -> bool:
+    place = os.path.join(folder, module)
+    return os.path.exists(place + ".py") or os.path.exists(os.path.join(place, "__init__.py"))
 
 
 def _users_own() -> None:

@@ -45,14 +45,8 @@ from stepscope.measure.source_lines import UserLine
 SCHEMA = 1
 COUNTED = (*KNOWN, "activations")
 CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "buffers",
-    "temporaries",
-    "other",
-)
+    "parameters", "gradients", "optimizer", "activations", "buffers", "temporaries", "other",
+)  # fmt: skip
 _SINCE_START = "since the process began or the script's last reset"
 
 T = TypeVar("T")
@@ -405,7 +399,22 @@ class MemoryStep:
 
     def _modules(self) -> list[dict[str, Any]]:
         """Largest first; they add up to the activations alive together."""
-        return rank_modules(self._by_module, self._model.names())
+        # Largest first; small ones of a very large model are one row.
+        names = self._model.names()
+        sums: dict[str, tuple[int, int]] = {}
+        for module, (size, tensors) in self._by_module.items():
+            name = _NOWHERE if module == OUTSIDE else names.get(module, "(unnamed)")
+            before = sums.get(name, (0, 0))
+            sums[name] = (before[0] + size, before[1] + tensors)
+        ranked = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
+        rest = ranked[_MOST_MODULES:]
+        if rest:
+            bytes_left, tensors_left = (sum(item[1][place] for item in rest) for place in (0, 1))
+            name = f"({len(rest)} more modules)"
+            ranked = [*ranked[:_MOST_MODULES], (name, (bytes_left, tensors_left))]
+        return [
+            {"module": name, "bytes": size, "tensors": tensors} for name, (size, tensors) in ranked
+        ]
 
     def _graph_content(self) -> dict[str, Any] | None:
         return self._graph.content(self._model.outline()) if self._graph is not None else None
@@ -471,21 +480,3 @@ def sum_by_module(live: Mapping[Key, Saved]) -> dict[int, tuple[int, int]]:
         size, tensors = sums.get(saved.module, (0, 0))
         sums[saved.module] = (size + saved.size_bytes, tensors + saved.tensors)
     return sums
-
-
-def rank_modules(
-    by_module: Mapping[int, tuple[int, int]], names: Mapping[int, str]
-) -> list[dict[str, Any]]:
-    """Largest first; small ones of a very large model are one row."""
-    sums: dict[str, tuple[int, int]] = {}
-    for module, (size, tensors) in by_module.items():
-        name = _NOWHERE if module == OUTSIDE else names.get(module, "(unnamed)")
-        before = sums.get(name, (0, 0))
-        sums[name] = (before[0] + size, before[1] + tensors)
-    ranked = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
-    rest = ranked[_MOST_MODULES:]
-    if rest:
-        bytes_left, tensors_left = (sum(item[1][place] for item in rest) for place in (0, 1))
-        name = f"({len(rest)} more modules)"
-        ranked = [*ranked[:_MOST_MODULES], (name, (bytes_left, tensors_left))]
-    return [{"module": name, "bytes": size, "tensors": tensors} for name, (size, tensors) in ranked]

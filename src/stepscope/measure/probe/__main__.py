@@ -17,8 +17,7 @@ os.environ["TEARDOWN_CUPTI"] = "0"
 import torch
 
 from stepscope.measure.probe.arguments import CannotRebuildError
-from stepscope.measure.probe.device import driver_version
-from stepscope.measure.probe.timing import ProbedCall, warm_up
+from stepscope.measure.probe.timing import ProbedCall, driver_version, warm_up
 
 
 def main() -> None:
@@ -38,7 +37,20 @@ def answer(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
         if request.get("threads"):
             torch.set_num_threads(request["threads"])
         warm_up(device)
-        return describe_device(device)
+        facts: dict[str, Any] = {
+            "kind": device.type,
+            "device": "",
+            "host": platform.node(),
+            "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+            "torch": torch.__version__,
+            "cudnn": "",
+            "driver": "",
+        }
+        if device.type == "cuda":
+            facts["device"] = torch.cuda.get_device_name(device)
+            facts["cudnn"] = str(torch.backends.cudnn.version() or "")
+            facts["driver"] = driver_version()
+        return facts
     try:
         if request["do"] == "describe":
             return ProbedCall.describe_cheaply(request, device)
@@ -53,23 +65,6 @@ def answer(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
         return {"error": "it needs more memory than is free"}
     except Exception as error:
         return {"error": str(error).strip().splitlines()[0] if str(error) else type(error).__name__}
-
-
-def describe_device(device: torch.device) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "kind": device.type,
-        "device": "",
-        "host": platform.node(),
-        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
-        "torch": torch.__version__,
-        "cudnn": "",
-        "driver": "",
-    }
-    if device.type == "cuda":
-        facts["device"] = torch.cuda.get_device_name(device)
-        facts["cudnn"] = str(torch.backends.cudnn.version() or "")
-        facts["driver"] = driver_version()
-    return facts
 
 
 if __name__ == "__main__":

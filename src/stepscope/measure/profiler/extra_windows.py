@@ -325,11 +325,7 @@ class WindowRequests:
             return
         first, warmup, active = (int(plan[name]) for name in ("first", "warmup", "active"))
         window = PlannedWindow(
-            first=first,
-            warmup=warmup,
-            active=active,
-            file=step_trace(first + warmup),
-            kind="asked",
+            first=first, warmup=warmup, active=active, file=step_trace(first + warmup), kind="asked"
         )
         if self._training.number + 1 >= first:
             note("window", f"the window requested at step {first} was seen too late")

@@ -167,7 +167,11 @@ class Sampler:
         if self._credit_s > 0 and self._step() >= self._closely_from:
             self._credit_s -= cost_s + DISTURBANCE_S
             return self._interval
-        return _affordable(self._interval, usual_s + DISTURBANCE_S)
+        # Doubled until samples of this cost fit, so that ranks agree on one interval.
+        interval = self._interval
+        while interval * BUDGET < usual_s + DISTURBANCE_S and interval < 1.0:
+            interval *= 2
+        return interval
 
     def _sample(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
@@ -207,21 +211,6 @@ class Sampler:
             if "/stepscope/measure/" not in code.co_filename:
                 lines = code.co_lines()
                 here = (line for start, end, line in lines if start <= instruction < end)
-                frames.append(
-                    (code.co_filename, (next(here, None) or code.co_firstlineno), code.co_qualname)
-                )
+                line = next(here, None) or code.co_firstlineno
+                frames.append((code.co_filename, line, code.co_qualname))
         return tuple(frames)
-
-
-def start_sampler(
-    thread: int, hz: float, step: Callable[[], int], closely_from: int
-) -> Sampler | None:
-    """None where no samples are wanted."""
-    return Sampler(thread, hz, step, closely_from=closely_from) if hz > 0 else None
-
-
-def _affordable(interval: float, cost_s: float) -> float:
-    """The interval, doubled until samples of this cost fit, so that ranks agree on one."""
-    while interval * BUDGET < cost_s and interval < 1.0:
-        interval *= 2
-    return interval

@@ -99,18 +99,27 @@ class Schedule:
         # One plain step between the last window and the memory step.
         memory = (*([_EARLY_MEMORY] if adaptive else []), asked[-1].last + 2)
         lines = (
-            (PlannedWindow(first=(memory[-1] + 2), warmup=1, active=2, file=LINES, kind="lines"),)
+            (PlannedWindow(first=memory[-1] + 2, warmup=1, active=2, file=LINES, kind="lines"),)
             if settings.lines
             else ()
         )
         past = lines[0].last if lines else memory[-1]
-        every = regular_distance(settings)
+        every, regular = regular_distance(settings), None
+        if every:
+            first = -(-(past + 2) // every) * every
+            regular = PlannedWindow(
+                first=first,
+                warmup=settings.warmup,
+                active=settings.active,
+                file=step_trace(first + settings.warmup),
+                kind="regular",
+            )
         return cls(
             windows=(*(_EARLY if adaptive else ()), *asked, *lines),
             memory_steps=memory if settings.memory else (),
             host_steps=tuple(range(past + 2, past + 2 + _HOST_STEPS)),
             every=every,
-            regular=_regular(settings, -(-(past + 2) // every) * every) if every else None,
+            regular=regular,
         )
 
     @property
@@ -157,7 +166,10 @@ class Schedule:
         windows = [*self.windows, *filter(None, [self.extra, self.asked])]
         if self.regular is not None:
             past = max(0, step - self.regular.first) // self.every
-            windows += [_shifted(self.regular, (past + more) * self.every) for more in (0, 1)]
+            for number in (past, past + 1):
+                steps = number * self.every
+                file = step_trace(self.regular.first_active + steps)
+                windows.append(replace(self.regular, first=self.regular.first + steps, file=file))
         return windows
 
 
@@ -165,15 +177,3 @@ def regular_distance(settings: Settings) -> int:
     """Steps from one window of `--every` to the next; 0 without them. Plain steps lie between."""
     least = settings.warmup + settings.active + 2
     return max(settings.every, least) if settings.every > 0 else 0
-
-
-def _regular(settings: Settings, first: int) -> PlannedWindow:
-    window = PlannedWindow(
-        first=first, warmup=settings.warmup, active=settings.active, kind="regular"
-    )
-    return _shifted(window, 0)
-
-
-def _shifted(window: PlannedWindow, steps: int) -> PlannedWindow:
-    first_active = window.first_active + steps
-    return replace(window, first=window.first + steps, file=step_trace(first_active))

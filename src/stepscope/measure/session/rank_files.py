@@ -4,7 +4,6 @@ collectives, samples.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from stepscope.measure.folder import KeptJson
 from stepscope.measure.never_raise import never_raise, problems
 from stepscope.measure.ranks import facts, rank_and_world
 from stepscope.measure.steps.step_times import DeviceClock
-from stepscope.measure.writer import LineWriter, append_lines, started_thread
+from stepscope.measure.writer import LineWriter, started_thread, try_append
 from stepscope.records.folders import this_process
 
 if TYPE_CHECKING:
@@ -95,18 +94,16 @@ class RankParts:
     def collectives(self, lines: list[dict[str, Any]], name: str = layout.COMMS) -> None:
         """They come once per window: a short thread writes them, not one that keeps waking."""
         if lines:
-            thread = started_thread(lambda: self._write_collectives(lines, name), "stepscope-comms")
+
+            @never_raise
+            def write() -> None:
+                try_append(self.folder / name, lines, name=layout.COMMS)
+
+            thread = started_thread(write, "stepscope-comms")
             if thread is None:
-                self._write_collectives(lines, name)
+                write()
             else:
                 self._writing = [*filter(lambda writing: writing.is_alive(), self._writing), thread]
-
-    @never_raise
-    def _write_collectives(self, lines: list[dict[str, Any]], name: str) -> None:
-        try:
-            append_lines(self.folder / name, map(json.dumps, lines))
-        except OSError as error:
-            layout.note_unwritten(layout.COMMS, error)
 
     def sampler_pauses(self) -> None:
         if self._sampler is not None:

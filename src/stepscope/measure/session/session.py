@@ -25,7 +25,7 @@ from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.patches import surrounds
 from stepscope.measure.processes import TrainingThread, end_without_destructors, watch_exit
 from stepscope.measure.profiler.extra_windows import StallWatch, WindowRequests
-from stepscope.measure.profiler.sampler import start_sampler
+from stepscope.measure.profiler.sampler import Sampler
 from stepscope.measure.profiler.schedule import PlannedWindow, Schedule
 from stepscope.measure.profiler.windows import CLOSURE, OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranks import TraceChoice, choose_here, rank_and_world
@@ -357,8 +357,10 @@ class Session:
         pause_s = flush_interval_s(world_size)
         steps = LineWriter(tail, self.notes, lines, StepPacking(tail), flush_s=pause_s)
         self._meter = StepMeter()
-        hz = self.settings.sample_hz if choice.traced else 0.0
-        sampler = start_sampler(self.thread, hz, lambda: self.number, self._schedule.last_due)
+        sampler, hz = None, self.settings.sample_hz if choice.traced else 0.0
+        if hz > 0:
+            late = self._schedule.last_due
+            sampler = Sampler(self.thread, hz, lambda: self.number, closely_from=late)
         requests = WindowRequests(self, self._schedule, folder.parent, pause_s)
         compiler = self.compiler.of_rank(traced=choice.traced)
         self._parts = RankParts(folder, steps, sampler, requests, compiler)

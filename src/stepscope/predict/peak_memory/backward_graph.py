@@ -18,10 +18,8 @@ from msgspec.structs import replace
 from stepscope.records.dtypes import NAME_BYTES
 from stepscope.records.memory import (
     CapturedBackward,
-    GraphEdge,
     GraphModule,
     GraphNode,
-    GraphOutput,
     GraphSaved,
     GraphStorage,
 )
@@ -110,7 +108,12 @@ def hold(graph: CapturedBackward, device: str, change: MemoryChange) -> HeldGrap
     halves = find_halves(graph, rules) if rules is not None and is_bf16 else frozenset()
     values = _SavedReader(graph, widths, rules, device, halves).values()
     if change.fuse:
-        values = [value for value in values if not _is_fusible(graph, value)]
+        # A compiled backward computes again, from what products returned, all that others made.
+        values = [
+            value
+            for value in values
+            if value.producer == UNKNOWN or is_product(graph.nodes[value.producer].name)
+        ]
     block = block_of_nodes(graph) if change.recompute else [OUTSIDE] * len(graph.nodes)
     held = HeldGraph(
         graph=graph,
@@ -174,11 +177,10 @@ class _SavedReader:
             return
         producer, width = self._source(place, node, saved)
         wanted = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(rule, width)
-        if (
-            given
-            and saved.dtype == _FLOAT
-            and (wanted != width or self._is_cast_to_bf16(place, producer))
-        ):
+        # A product casts what it reads in fp16 to bf16; recurrent layers take it as it is.
+        from_half = producer in self.halves and place not in self.halves
+        is_cast = wanted != width or (rule == AutocastRule.NARROW and from_half)
+        if given and saved.dtype == _FLOAT and is_cast:
             copy = HeldValue(
                 size_bytes=saved.elements * wanted,
                 holders=(place,),
@@ -187,22 +189,12 @@ class _SavedReader:
             )
             self.copies.append(copy)
         elif storage.kind == "activation":
-            share = width / FULL if saved.dtype == _FLOAT else self._share_of_bytes(node, saved)
+            share = width / FULL if saved.dtype == _FLOAT else 1.0
+            if self.rules and saved.dtype == "uint8" and "rnn" in operator_of(node.name):
+                share = NARROW / FULL  # a recurrent layer's reserve holds what it computes in
             before = self.shared.get(saved.storage, (0.0, UNKNOWN, []))
             producer = producer if producer != UNKNOWN else before[1]
             self.shared[saved.storage] = (max(share, before[0]), producer, [*before[2], place])
-
-    def _is_cast_to_bf16(self, place: int, producer: int) -> bool:
-        """Whether a product reads a value in fp16; recurrent layers take it as it is."""
-        is_product = self.rules is not None and self.rules[place] == AutocastRule.NARROW
-        return is_product and producer in self.halves and place not in self.halves
-
-    def _share_of_bytes(self, node: GraphNode, saved: GraphSaved) -> float:
-        """A recurrent layer's reserve has no dtype, but holds what the layer computes in."""
-        reserve = (
-            self.rules is not None and "rnn" in operator_of(node.name) and saved.dtype == "uint8"
-        )
-        return NARROW / FULL if reserve else 1.0
 
     def _source(self, place: int, node: GraphNode, saved: GraphSaved) -> tuple[int, int]:
         """The node that made a saved tensor, and the bytes of its elements."""
@@ -248,13 +240,6 @@ def is_of_parameter(graph: CapturedBackward, place: int) -> bool:
             return False
         node = graph.nodes[node.inputs[0].node]
     return True
-
-
-def _is_fusible(graph: CapturedBackward, value: HeldValue) -> bool:
-    """Whether a compiled backward computes it again from what products returned."""
-    if value.producer == UNKNOWN:
-        return False
-    return not is_product(graph.nodes[value.producer].name)
 
 
 def _block_inputs(held: HeldGraph) -> list[HeldValue]:
@@ -375,21 +360,14 @@ def autocast_rules(graph: CapturedBackward, device: str) -> list[AutocastRule]:
     rules = [rule_of(node.name, device) for node in graph.nodes]
     for place in _find_attention_products(graph):
         rules[place] = AutocastRule.FULL
-    for place in _find_loss_softmaxes(graph) if device != "cpu" else ():
-        rules[place] = AutocastRule.WIDEST
+    for node in graph.nodes if device != "cpu" else ():
+        # Inside a cross entropy, log_softmax is told to keep its input's dtype, which CUDA's
+        # autocast respects; only the loss after it runs in fp32.
+        before = node.inputs[0].node if node.inputs else -1
+        is_loss = before >= 0 and _LIKELIHOOD.fullmatch(operator_of(node.name))
+        if is_loss and operator_of(graph.nodes[before].name) == "logsoftmax":
+            rules[before] = AutocastRule.WIDEST
     return rules
-
-
-def _find_loss_softmaxes(graph: CapturedBackward) -> set[int]:
-    """Inside a cross entropy, log_softmax is told to keep its input's dtype, which CUDA's autocast
-    respects; only the loss after it runs in fp32."""
-    return {
-        edge.node
-        for node in graph.nodes
-        if _LIKELIHOOD.fullmatch(operator_of(node.name))
-        for edge in node.inputs[:1]
-        if edge.node >= 0 and operator_of(graph.nodes[edge.node].name) == "logsoftmax"
-    }
 
 
 def autocast_widths(
@@ -504,7 +482,8 @@ def find_block_paths(modules: Sequence[GraphModule]) -> list[str]:
     several times in one list and holds the most parameters, of equals the outer ones."""
     marked = [module.path for module in modules if module.recomputes]
     if marked:
-        return [path for path in marked if not _is_inside(path, marked)]
+        outer = tuple(f"{path}." for path in marked)
+        return [path for path in marked if not path.startswith(outer)]
     lists: dict[tuple[str, str], list[GraphModule]] = defaultdict(list)
     parents = {module.path.rpartition(".")[0] for module in modules}
     for module in modules:
@@ -523,14 +502,15 @@ def find_block_paths(modules: Sequence[GraphModule]) -> list[str]:
 def block_of_nodes(graph: CapturedBackward) -> list[int]:
     """The number of each node's block, OUTSIDE for none."""
     numbers = {path: number for number, path in enumerate(find_block_paths(graph.modules))}
-    of_module = [_number(module.path, numbers) for module in graph.modules]
+    of_module = []
+    for module in graph.modules:
+        path = module.path
+        while path and path not in numbers:
+            path = path.rpartition(".")[0]
+        of_module.append(numbers.get(path, OUTSIDE) if path else OUTSIDE)
     blocks = [of_module[node.module] if node.module >= 0 else OUTSIDE for node in graph.nodes]
-    return _with_shared_modules(graph, blocks)
-
-
-def _with_shared_modules(graph: CapturedBackward, blocks: list[int]) -> list[int]:
-    """A module that several blocks share, such as one activation for all, has a single path, which
-    may lie outside of them. A node between two of the same block was made inside it."""
+    # A module that several blocks share, such as one activation for all, has a single path, which
+    # may lie outside of them. A node between two of the same block was made inside it.
     whole = list(blocks)
     before = OUTSIDE
     waiting: list[int] = []  # nodes since the last one of a block
@@ -547,18 +527,6 @@ def _with_shared_modules(graph: CapturedBackward, blocks: list[int]) -> list[int
     return whole
 
 
-def _number(path: str, numbers: dict[str, int]) -> int:
-    while path:
-        if path in numbers:
-            return numbers[path]
-        path = path.rpartition(".")[0]
-    return OUTSIDE
-
-
-def _is_inside(path: str, others: Sequence[str]) -> bool:
-    return any(path.startswith(f"{other}.") for other in others)
-
-
 # A backward graph in which attention of single operators is one fused node.
 #
 # Fused attention keeps query, key, value and its result, and a sum for each row of scores; the
@@ -566,7 +534,6 @@ def _is_inside(path: str, others: Sequence[str]) -> bool:
 
 _NAME = "ScaledDotProductFlashAttentionBackward0"
 _FIELDS = ("query", "key", "value")
-_ATTENTION_DTYPE, _FLOAT_BYTES = "float32", 4
 
 
 def with_fused_attention(
@@ -576,7 +543,10 @@ def with_fused_attention(
     node, and the others are left without work."""
     nodes, storages = list(graph.nodes), list(graph.storages)
     for call in calls:
-        inputs = _given(graph, call)
+        # What comes into it from outside: the query, then the key and the value.
+        edges = [edge for place in call for edge in graph.nodes[place].inputs]
+        outside = [edge for edge in edges if edge.node >= 0 and edge.node not in call]
+        inputs = list({(edge.node, edge.output): edge for edge in outside}.values())
         if len(inputs) != len(_FIELDS):
             continue
         result = graph.nodes[call[-1]].outputs
@@ -585,7 +555,10 @@ def with_fused_attention(
         saved = []
         made = [graph.nodes[edge.node].outputs[edge.output] for edge in inputs]
         for field, value in zip((*_FIELDS, "result"), (*made, result[0]), strict=True):
-            saved.append(_keep(storages, field, value))
+            number, elements = len(storages), value.elements
+            storages.append(GraphStorage(size_bytes=elements * FULL, kind="activation"))
+            kept = GraphSaved(field=field, storage=number, elements=elements, dtype=_FLOAT)
+            saved.append(kept)
         nodes[call[-1]] = GraphNode(
             name=_NAME,
             module=graph.nodes[call[-1]].module,
@@ -594,21 +567,6 @@ def with_fused_attention(
             saved=saved,
         )
     return replace(graph, nodes=nodes, storages=storages)
-
-
-def _given(graph: CapturedBackward, call: Sequence[int]) -> list[GraphEdge]:
-    """What comes into it from outside: the query, then the key and the value."""
-    own = set(call)
-    edges = [edge for place in call for edge in graph.nodes[place].inputs]
-    outside = [edge for edge in edges if edge.node >= 0 and edge.node not in own]
-    return list({(edge.node, edge.output): edge for edge in outside}.values())
-
-
-def _keep(storages: list[GraphStorage], field: str, value: GraphOutput) -> GraphSaved:
-    storages.append(GraphStorage(size_bytes=value.elements * _FLOAT_BYTES, kind="activation"))
-    return GraphSaved(
-        field=field, storage=len(storages) - 1, elements=value.elements, dtype=_ATTENTION_DTYPE
-    )
 
 
 # Convolutions whose tensors are in torch's usual layout, which tensor cores do not read.

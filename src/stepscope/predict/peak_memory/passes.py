@@ -20,7 +20,6 @@ from stepscope.predict.peak_memory.backward_graph import (
     AutocastRule,
     ConvolutionLayout,
     HeldGraph,
-    HeldValue,
     MemoryChange,
     filled_up,
     hold,
@@ -34,7 +33,6 @@ from stepscope.records.memory import (
     CapturedBackward,
     CapturedMemory,
     GraphEdge,
-    GraphModule,
     GraphNode,
 )
 
@@ -212,12 +210,24 @@ def replay_forward(held: HeldGraph) -> tuple[NodeLevel, ...]:
         level += stays[place]
         kept_bytes += stays[place]
         if place not in kept and operator_of(node.name) not in VIEWS:
-            size = _result_bytes(held, place)
+            widths = zip(node.outputs, held.widths[place], strict=True)
+            grows = 1.0 if is_of_parameter(graph, place) else held.change.batch
+            size = sum(out.elements * width for out, width in widths) * grows
             level += size
             read = last.get(place, place)
             goes[max(read, listed.get(place, place))] += size
             may_go[read] += size
-        beside = passing[place] + _wide_copies_bytes(held, place)
+        # What the script casts to fp32 for the node, beside the narrow values. What the node keeps
+        # is counted as such.
+        wide_copies = 0.0
+        saved_sizes = {saved.elements for saved in node.saved if not is_result(saved.field)}
+        for number, edge in enumerate(node.inputs):
+            if (place, number) not in held.change.wide_reads or edge.node < 0:
+                continue
+            elements = graph.nodes[edge.node].outputs[edge.output].elements
+            if held.widths[edge.node][edge.output] < FULL and elements not in saved_sizes:
+                wide_copies += elements * FULL * held.change.batch
+        beside = passing[place] + wide_copies
         peak = level + beside + layout_copies_bytes(held, place, backward=False)
         nodes.append(
             NodeLevel(place=place, peak_bytes=peak, kept_bytes=kept_bytes, joined_bytes=joined)
@@ -225,27 +235,6 @@ def replay_forward(held: HeldGraph) -> tuple[NodeLevel, ...]:
         level -= goes[place]
         joined += may_go[place] - goes[place]
     return tuple(nodes)
-
-
-def _wide_copies_bytes(held: HeldGraph, place: int) -> float:
-    """What the script casts to fp32 for a node, beside the narrow values. What the node keeps is
-    counted as such."""
-    graph, node = held.graph, held.graph.nodes[place]
-    kept = {saved.elements for saved in node.saved if not is_result(saved.field)}
-    size = 0.0
-    for number, edge in enumerate(node.inputs):
-        if (place, number) not in held.change.wide_reads or edge.node < 0:
-            continue
-        elements = graph.nodes[edge.node].outputs[edge.output].elements
-        if held.widths[edge.node][edge.output] < FULL and elements not in kept:
-            size += elements * FULL * held.change.batch
-    return size
-
-
-def _result_bytes(held: HeldGraph, place: int) -> float:
-    outputs, widths = held.graph.nodes[place].outputs, held.widths[place]
-    size = sum(out.elements * width for out, width in zip(outputs, widths, strict=True))
-    return size * (1.0 if is_of_parameter(held.graph, place) else held.change.batch)
 
 
 def _last_reads(graph: CapturedBackward) -> tuple[dict[int, int], dict[int, int]]:
@@ -268,17 +257,17 @@ def _module_end(graph: CapturedBackward, place: int) -> int:
     own = graph.nodes[place].module
     if own < 0:
         return place
+    outer = graph.modules[own]
+    # The whole model goes by the name of its type, and everything is inside it.
+    is_model = outer.path in ("", outer.type)
     for later in range(place + 1, len(graph.nodes)):
         module = graph.nodes[later].module
-        if module < 0 or not _is_inside(graph.modules[module], graph.modules[own]):
+        if module < 0:
+            return later - 1
+        path = graph.modules[module].path
+        if not (is_model or path == outer.path or path.startswith(f"{outer.path}.")):
             return later - 1
     return len(graph.nodes) - 1
-
-
-def _is_inside(inner: GraphModule, outer: GraphModule) -> bool:
-    """The whole model goes by the name of its type, and everything is inside it."""
-    is_model = outer.path in ("", outer.type)
-    return is_model or inner.path == outer.path or inner.path.startswith(f"{outer.path}.")
 
 
 # Bytes through a backward pass, node by node, as autograd runs them: the latest node first.
@@ -391,9 +380,19 @@ class _Backward:
         for arrived in received:
             self._release(arrived)
         for number in self.kept_by[place]:
-            self._let_go(self.held.values[number], number)
+            self.holders[number] -= 1
+            if not self.holders[number]:
+                value = self.held.values[number]
+                size = self.held.bytes_of(value)
+                self.level -= size
+                self.kept -= 0.0 if self.held.is_recomputed(value) else size
         for edge, gradient, cast_bytes in handed:
-            self._hand_on(edge, self._cast(gradient, cast_bytes))
+            if abs(gradient.size_bytes - cast_bytes) >= 1:
+                cast = self._new(cast_bytes)
+                cast.places = 1
+                self._release(gradient)
+                gradient = cast
+            self._hand_on(edge, gradient)
 
     def _gradient_for(
         self, edge: GraphEdge, read: tuple[int, int], received: list[_Gradient | None]
@@ -401,7 +400,9 @@ class _Backward:
         """The gradient of one input as the node computes it, and its size once it is cast to the
         input's dtype. `read` is the node and the number of the input."""
         place = read[0]
-        size = self._bytes(edge)
+        width, target = self.held.widths[edge.node][edge.output], self.graph.nodes[edge.node]
+        grows = 1.0 if is_of_parameter(self.graph, edge.node) else self.held.change.batch
+        size = target.outputs[edge.output].elements * width * grows
         operator = operator_of(self.graph.nodes[place].name)
         first = next((gradient for gradient in received if gradient), None)
         hands_on = operator in _HANDS_ON or operator in _SUMS
@@ -409,32 +410,16 @@ class _Backward:
             return first, size
         if first and operator in _ELEMENTWISE_PRODUCTS:
             return self._new(max(first.size_bytes, size)), size
-        width = self.held.widths[edge.node][edge.output]
         computed = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(
             self.held.rules[place] if self.held.rules else AutocastRule.WIDEST, width
         )
         if read in self.held.change.wide_reads:
             computed = FULL
-        is_cast = self.graph.nodes[edge.node].outputs[edge.output].dtype == "float32"
+        is_cast = target.outputs[edge.output].dtype == "float32"
         return self._new(size * computed / width if is_cast else size), size
-
-    def _cast(self, gradient: _Gradient, size_bytes: float) -> _Gradient:
-        if abs(gradient.size_bytes - size_bytes) < 1:
-            return gradient
-        cast = self._new(size_bytes)
-        cast.places = 1
-        self._release(gradient)
-        return cast
-
-    def _bytes(self, edge: GraphEdge) -> float:
-        target = self.graph.nodes[edge.node]
-        elements = target.outputs[edge.output].elements
-        grows = 1.0 if is_of_parameter(self.graph, edge.node) else self.held.change.batch
-        return elements * self.held.widths[edge.node][edge.output] * grows
 
     def _new(self, size_bytes: float) -> _Gradient:
         gradient = _Gradient(size_bytes)
-        gradient.places = 0
         self._rise(size_bytes)
         return gradient
 
@@ -443,8 +428,12 @@ class _Backward:
         before = self.waiting.get(key)
         if before is None:
             self.waiting[key] = gradient
-            if self.graph.nodes[edge.node].is_leaf:
-                self._accumulate(gradient)
+            if self.graph.nodes[edge.node].is_leaf and self.keeps_gradients:
+                self._release(gradient)
+            elif self.graph.nodes[edge.node].is_leaf:
+                self.gradients += gradient.size_bytes
+                if gradient.places > 1:
+                    self._rise(gradient.size_bytes)
             return
         if before.places > 1:  # somebody else needs it as it is
             total = self._new(before.size_bytes)
@@ -453,14 +442,6 @@ class _Backward:
             self.waiting[key] = total
         self._release(gradient)
 
-    def _accumulate(self, gradient: _Gradient) -> None:
-        if self.keeps_gradients:
-            self._release(gradient)
-            return
-        self.gradients += gradient.size_bytes
-        if gradient.places > 1:
-            self._rise(gradient.size_bytes)
-
     def _release(self, gradient: _Gradient | None) -> None:
         if gradient is None:
             return
@@ -468,13 +449,6 @@ class _Backward:
         if gradient.places <= 0:
             self.level -= gradient.size_bytes
             gradient.size_bytes = 0.0
-
-    def _let_go(self, value: HeldValue, number: int) -> None:
-        self.holders[number] -= 1
-        if not self.holders[number]:
-            size = self.held.bytes_of(value)
-            self.level -= size
-            self.kept -= 0.0 if self.held.is_recomputed(value) else size
 
 
 # What backward needs for a moment beside gradients, for operators whose formulas are known.
@@ -497,7 +471,10 @@ def before_gradient_bytes(held: HeldGraph, place: int) -> float:
 
 def beside_gradient_bytes(held: HeldGraph, place: int) -> float:
     """While the gradient of the input is computed."""
-    return _counted_elements(held, place) * _MASK_BYTES + _product_bytes(held, place)
+    node, product = held.graph.nodes[place], 0.0
+    if held.device != "cpu" and operator_of(node.name) in _SOFTMAX and held.widths[place]:
+        product = held.change.batch * _saved_elements(node, "result") * held.widths[place][0]
+    return _counted_elements(held, place) * _MASK_BYTES + product
 
 
 def _counted_elements(held: HeldGraph, place: int) -> float:
@@ -506,13 +483,6 @@ def _counted_elements(held: HeldGraph, place: int) -> float:
     if operator_of(node.name) not in _SHARING:
         return 0.0
     return held.change.batch * _saved_elements(node, "self")
-
-
-def _product_bytes(held: HeldGraph, place: int) -> float:
-    node = held.graph.nodes[place]
-    if held.device == "cpu" or operator_of(node.name) not in _SOFTMAX or not held.widths[place]:
-        return 0.0
-    return held.change.batch * _saved_elements(node, "result") * held.widths[place][0]
 
 
 def _saved_elements(node: GraphNode, field: str) -> int:

@@ -16,7 +16,7 @@ from stepscope.text.figures import milliseconds
 from stepscope.text.words import counted
 
 
-def remove(context: StepContext, value: str) -> Outcome:
+def predict_without(context: StepContext, value: str) -> Outcome:
     """Refuses a pattern that matches nothing."""
     matches = compile_pattern(value).search
     chosen = edit.select(context.graph, context.trace, matches)
@@ -48,7 +48,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
         raise WrongValue(f"{text!r} is not a regular expression: {error}") from None
 
 
-def scale(context: StepContext, value: str) -> Outcome:
+def predict_scaled(context: StepContext, value: str) -> Outcome:
     """Refuses a pattern that matches nothing."""
     names, _, number = value.rpartition(":")
     try:

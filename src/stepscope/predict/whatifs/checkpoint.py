@@ -44,7 +44,7 @@ _BLOCK_NS = {Phase.FORWARD: 80_000.0, Phase.BACKWARD: 220_000.0}
 _PYTHON_DOUBT = 0.3  # of these: hosts and versions of Python differ
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """Refuses to add what is there already, and to remove what is not."""
     if value == "none":
         return _stop_recomputing(context)

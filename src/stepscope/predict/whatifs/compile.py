@@ -66,7 +66,7 @@ _NOT_TUNED = "matmuls take as long as now: the gain of autotuning is unknown"
 _TUNED_DOUBT = 0.03  # other kernels for products: rarely slower, seldom much faster
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """Of a step that is compiled already, only its graphs can become CUDA graphs."""
     if value and value not in _MODES:
         raise WrongValue(f"compile={value}: choose one of {', '.join(_MODES)}")

@@ -25,7 +25,7 @@ _LATENCY_NS = 5_000.0
 _KERNELS_PER_LAUNCH = 20  # more, and the step is a graph already
 
 
-def apply(context: StepContext, _value: str) -> Outcome:
+def predict(context: StepContext, _value: str) -> Outcome:
     """Refuses a CPU, a step that is a graph already, and a step that launches nothing."""
     graph = context.graph
     if context.on_host or not len(graph.tasks):

@@ -156,7 +156,7 @@ _MOST = 1024
 _ALIKE = 1.1  # times a CUDA graph's speed: no reason to fuse
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """A step of the array; its samples are those of all models."""
     if not value.isdecimal() or not 2 <= int(value) <= _MOST:
         raise WrongValue(f"fuse={value}: give a number of models from 2 to {_MOST}")
@@ -171,7 +171,7 @@ def apply(context: StepContext, value: str) -> Outcome:
 def _against_a_graph(context: StepContext, each_ns: float) -> tuple[str, ...]:
     """What one model alone would take as a CUDA graph, which is the simpler change."""
     try:
-        alone = step_ns(cuda_graphs.apply(context, "").context.graph)
+        alone = step_ns(cuda_graphs.predict(context, "").context.graph)
     except Refused:
         return ()
     words = f"one model alone, launched as a CUDA graph, would take {duration(alone)} per step"

@@ -9,7 +9,7 @@ from stepscope.predict.other_gpu.step import describe_memory, move_context
 from stepscope.predict.step_context import StepContext
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """Refuses a step without an accelerator, or one on a GPU that is not in the table."""
     if not value:
         raise WrongValue("gpu: give a GPU or a file, such as gpu=H100 or gpu=profile.json")

@@ -297,7 +297,7 @@ _CLOSE = 0.001
 _SEVERAL = 1.25  # batches per step: below this a step has one
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """Refuses a trace without a captured loader, and a number that the loader has already."""
     workers = _count(value)
     loader = _loader(context, workers)

@@ -36,7 +36,7 @@ _FORMS = ("foreach", "fused")
 _SPREAD, _CPU_SPREAD = 0.2, 0.4
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """Refuses an optimizer that has this form already, and a trace without one."""
     if value not in _FORMS:
         raise WrongValue(f"optimizer={value}: choose foreach or fused")

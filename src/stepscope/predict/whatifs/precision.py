@@ -86,7 +86,7 @@ _RECURRENT_GAIN = {"tf32": 2.0}
 _NARROW_RECURRENT_GAIN = 3.5
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """Refuses if no product runs in a wider dtype, or the device has no rate for this one."""
     if value not in _WIDER:
         raise WrongValue(f"precision={value}: choose one of {', '.join(_WIDER)}")

@@ -52,7 +52,7 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True):
     again_ns: float  # what making the free ones again takes
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """Refuses where nothing can be freed, with what to do instead."""
     try:
         target = read_target(value)

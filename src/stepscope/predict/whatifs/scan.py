@@ -188,7 +188,7 @@ class _ScannedRecurrence(msgspec.Struct, frozen=True, kw_only=True):
         return words if self.is_worth_it else f"not worth it for {words}"
 
 
-def apply(context: StepContext, _value: str) -> Outcome:
+def predict(context: StepContext, _value: str) -> Outcome:
     """Refuses a step without a long recurrence. Where the scan pays for none of them, the step is
     predicted with all scanned: tune must know that it gets longer."""
     found = find_recurrences(context.trace, _window(context))

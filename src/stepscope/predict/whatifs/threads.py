@@ -44,7 +44,7 @@ _MAX_THREADS = 1 << 12
 _DOUBT, _DOUBT_DISTURBED = 0.15, 0.45
 
 
-def apply(context: StepContext, value: str) -> Outcome:
+def predict(context: StepContext, value: str) -> Outcome:
     """Refuses a run that does not say its threads, and more threads than there are free cores."""
     use, load = _known_use(context)
     count = _count_threads(value, load)

@@ -188,7 +188,9 @@ class Collector:
 
     def add(self, events: list[Event] | list[ExactEvent]) -> None:
         """Add events. Raises NeedsTextError, before adding any, if times need the exact decoder."""
-        start = _starts(events)
+        times = [e.ts for e in events]
+        exact = bool(events) and isinstance(events[0], ExactEvent)
+        start = text_to_ns(times) if exact else microseconds_to_ns(times)
         count = len(events)
         keys = [f"{e.ph} {e.cat}" for e in events]
         codes = _packed(map(self._roles.__getitem__, keys), count, np.int16)
@@ -371,12 +373,6 @@ class Collector:
 def _texts(raws: Sequence[msgspec.Raw]) -> list[bytes]:
     """Faster than bytes() of each one. JSON never holds a NUL."""
     return b"\0".join(raws).split(b"\0") if raws else []
-
-
-def _starts(events: Sequence[Any]) -> Int64:
-    times = [e.ts for e in events]
-    exact = bool(events) and isinstance(events[0], ExactEvent)
-    return text_to_ns(times) if exact else microseconds_to_ns(times)
 
 
 def _scatter(where: Flags, values: NDArray[Any]) -> NDArray[Any]:

@@ -185,7 +185,10 @@ class _Recovery:
         A list of objects inside an event spreads it over several segments, if that list ends.
         """
         text = self.text
-        if _is_plain(text[slice(*segments[first])]):
+        # Certainly no more than one event: true of most segments, and found without a scan.
+        segment = text[slice(*segments[first])]
+        opened, closed = map(segment.count, (b"{", b"[")), map(segment.count, (b"}", b"]"))
+        if [*opened] == [*closed] and not ANY_BOUNDARY.search(segment):
             return first, []
         scan = scan_brackets(text[slice(*segments[first])])
         own = cuts = _shifted(scan.cuts, segments[first][0])
@@ -252,12 +255,6 @@ def _elements(text: bytes) -> list[msgspec.Raw]:
     if text.count(b",") > MAX_HELD_ELEMENTS:
         return [msgspec.json.decode(text, type=msgspec.Raw)]
     return _RAWS.decode(b"[" + text + b"]")
-
-
-def _is_plain(segment: bytes) -> bool:
-    """Certainly no more than one event: true of most segments, and found without a scan."""
-    opened, closed = map(segment.count, (b"{", b"[")), map(segment.count, (b"}", b"]"))
-    return [*opened] == [*closed] and not ANY_BOUNDARY.search(segment)
 
 
 def _shifted(cuts: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:

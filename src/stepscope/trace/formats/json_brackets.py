@@ -52,7 +52,7 @@ class EventsKeySearch:
         self.lost = False  # nested too deeply to go on
 
     def find(self, text: bytes) -> int | None:
-        """Where the first event begins. None: search again when there is more text."""
+        """Return where the first event begins. None: search again when there is more text."""
         while token := _TOKEN.match(text, self._position):
             run, self._position = token[1], token.start(1)
             if run == b'"':
@@ -84,7 +84,7 @@ class EventWalk:
 
     @property
     def resume(self) -> int:
-        """Where to read on: after the event, or at the bracket that closes the list."""
+        """Return where to read on: after the event, or at the bracket that closes the list."""
         return (self.closed_at if self.end is None else self.end) or 0
 
     def is_settled(self, text: bytes) -> bool:
@@ -180,7 +180,7 @@ def scan_brackets(text: bytes, open_brackets: bytes = b"") -> BracketScan:
 
 
 def event_boundaries(text: bytes) -> list[tuple[int, int]]:
-    """Where one event ends and the next begins.
+    """Return where one event ends and the next begins.
 
     The keys that events begin with show it even in damaged text; without them, brackets are paired.
     """

@@ -95,7 +95,7 @@ class EventText:
 
     @property
     def begins_at(self) -> int:
-        """Where the list's first event begins in the text, before any piece was taken."""
+        """Return where the list's first event begins in the text, before any piece was taken."""
         return self._offset
 
     def next_piece(self) -> EventPiece | None:
@@ -116,7 +116,7 @@ class EventText:
         self._done, self.stopped = True, why
 
     def give_back(self, piece: EventPiece, resume: int) -> None:
-        """Only what lies before `piece.text[resume]` was taken: read on from there."""
+        """Read on from `piece.text[resume]`: only what lies before it was taken."""
         self._searched = len(piece.text) - resume
         self._long = resume == 0 and (
             self._exhausted or 2 * len(piece.text) >= self._limits.large_bytes
@@ -192,7 +192,7 @@ class EventText:
             self._fill()
 
     def _read_on(self, start: int) -> None:
-        """At `start` comes an event, or nothing but separators."""
+        """Read on at `start`, where an event begins or only separators follow."""
         self._drop(start)
         self._after_long = True
 
@@ -247,7 +247,7 @@ class EventText:
     # Finding the list of events
 
     def _find_events_key(self, start: int) -> int:
-        """Where the first event begins; the keys before it are read on the way."""
+        """Return where the first event begins; the keys before it are read on the way."""
         key = EVENTS_KEY.search(self._buffer, start)
         # If all before the first match is valid, the match is one of the outermost keys.
         if key and self.outside.add_valid_head(self._buffer[start : key.start()]):
@@ -289,7 +289,7 @@ class EventText:
             )
 
     def _find_first_byte(self) -> int:
-        """Where the text begins, after a byte order mark and blanks."""
+        """Return where the text begins, after a byte order mark and blanks."""
         more = True
         while more:
             more = self._fill_outside()

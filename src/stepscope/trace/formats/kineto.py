@@ -360,7 +360,7 @@ class EventList:
             return
 
     def _closed(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Up to the last whole event that has another one after it."""
+        """Yield the text up to the last whole event that has another one after it."""
         last = b""
         for piece in pieces:
             last += piece

@@ -91,7 +91,13 @@ class NsysTables:
         for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER"):
             self._read_calls(table, HostKind.RUNTIME)
         self._read_calls(_OVERHEAD, HostKind.OVERHEAD)
-        self._read_waits()
+        # Waits are named after the calls that wait; these are looked up once for all.
+        waits = list(self._device_rows("SYNCHRONIZATION", DeviceKind.SYNC, {}))
+        if waits:
+            calls = self._call_names(np.concatenate([rows["correlation"] for rows in waits]))
+            for rows in waits:
+                codes = _by_distinct(rows["correlation"], partial(self._wait_names, calls))
+                self._add_device(rows, DeviceKind.SYNC, codes)
         self._read_ranges()
         for name, thread in self._database.records("ThreadNames", "nameId", "globalTid"):
             if is_whole(thread, ANY):
@@ -110,15 +116,6 @@ class NsysTables:
         for rows in self._device_rows("GRAPH_TRACE", DeviceKind.KERNEL, _GRAPH, nodes):
             graphs = self._distinct_names(rows["graphId"].tolist(), graph_name)
             self._add_device(rows, DeviceKind.KERNEL, graphs)
-
-    def _read_waits(self) -> None:
-        """Waits are named after the calls that wait; these are looked up once for all."""
-        waits = list(self._device_rows("SYNCHRONIZATION", DeviceKind.SYNC, {}))
-        if waits:
-            calls = self._call_names(np.concatenate([rows["correlation"] for rows in waits]))
-            for rows in waits:
-                codes = _by_distinct(rows["correlation"], partial(self._wait_names, calls))
-                self._add_device(rows, DeviceKind.SYNC, codes)
 
     def _call_names(self, wanted: Int64) -> dict[int, int]:
         """Correlation -> code of the first call's name."""
@@ -209,7 +206,11 @@ class NsysTables:
             if not len(rows):
                 continue
             distinct = Codes()
-            place = distinct.encode(self._range_texts(rows))
+            # A range's text is in its row, or registered once and referred to.
+            pairs = zip(rows.texts, rows["textId"].tolist(), strict=True)
+            texts = [text or self._strings.get(key) or UNNAMED for text, key in pairs]
+            self.unnamed += texts.count(UNNAMED)
+            place = distinct.encode(texts)
             parsed = np.array([codes.parse(text) for text in distinct], dtype=np.int64)[place]
             scope = self._scope(rows["globalTid"] >> 24)
             self._add_host(
@@ -220,13 +221,6 @@ class NsysTables:
                 forward_thread=parsed[:, 3].astype(np.int32),
                 sequence=np.where(parsed[:, 4] >= 0, parsed[:, 4] + scope, ABSENT),
             )
-
-    def _range_texts(self, rows: TableRows) -> list[str]:
-        """A range's text is in its row, or registered once and referred to."""
-        pairs = zip(rows.texts, rows["textId"].tolist(), strict=True)
-        texts = [text or self._strings.get(key) or UNNAMED for text, key in pairs]
-        self.unnamed += texts.count(UNNAMED)
-        return texts
 
     def _add_host(self, rows: TableRows, **columns: NDArray[Any]) -> None:
         absent = _repeated(ABSENT, len(rows), np.int64)

@@ -224,7 +224,10 @@ class _SnapshotReader:
 
         size = self._sizes(flat, "size", place)
         state, words = self._codes(flat, "state", _STATE, place)
-        self._count_states(words, state, place)
+        unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
+        new = [row for row in unknown if words[row] != "unknown"]
+        if new:
+            self._odd.add("state", len(new), words[new[0]], place(new[0]))
         has_size = size >= 0
         size = np.maximum(size, 0)
         blocks = Blocks(
@@ -236,12 +239,6 @@ class _SnapshotReader:
             stack=self._stacks.codes([_frames_of_block(block) for block in flat], place),
         )
         return blocks if has_size.all() else _select(blocks, has_size)
-
-    def _count_states(self, words: list[Any], state: Int8, place: Place) -> None:
-        unknown = np.flatnonzero(state == _UNKNOWN_STATE).tolist()
-        new = [row for row in unknown if words[row] != "unknown"]
-        if new:
-            self._odd.add("state", len(new), words[new[0]], place(new[0]))
 
     def _addresses(
         self, flat: Dicts, size: Int64, segment: NDArray[Any], segments: Segments, place: Place

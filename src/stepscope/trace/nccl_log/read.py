@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -145,7 +146,7 @@ class _NcclLogReader:
             self._unread += 1
 
     def _call(self, process: ProcessBuilder, number: int, text: bytes) -> bool:
-        """False when the line is damaged."""
+        """Return False when the line is damaged."""
         call = forms.CALL.match(text)
         if call is None:
             return False
@@ -334,26 +335,26 @@ _SAME_NAMES = (
 )
 
 
+@dataclass
 class CommunicatorBuilder:
-    def __init__(self, process: int, line: int, address: str = "") -> None:
-        self.process = process
-        self.line = line
-        self.address = address
-        self.id = ""
-        self.rank: int | None = None
-        self.nranks: int | None = None
-        self.device: int | None = None
-        self.bus_id: str | None = None
-        self.parent: str | None = None
-        self.complete = False
-        self.nodes: int | None = None
-        self.local_ranks: int | None = None
-        self.counts: tuple[int | None, ...] = (None, None, None, None)
-        self.rings: dict[int, Ring] = {}
-        self.trees: dict[int, Tree] = {}
-        self.links: dict[_LinkKey, tuple[int, set[int]]] = {}  # first line, channels
-        self.guessed = 0
-        self.calls = 0
+    process: int
+    line: int
+    address: str = ""
+    id: str = ""
+    rank: int | None = None
+    nranks: int | None = None
+    device: int | None = None
+    bus_id: str | None = None
+    parent: str | None = None
+    complete: bool = False
+    nodes: int | None = None
+    local_ranks: int | None = None
+    counts: tuple[int | None, ...] = (None, None, None, None)
+    rings: dict[int, Ring] = field(default_factory=dict)
+    trees: dict[int, Tree] = field(default_factory=dict)
+    links: dict[_LinkKey, tuple[int, set[int]]] = field(default_factory=dict)  # line, channels
+    guessed: int = 0
+    calls: int = 0
 
     def fits(self, own: int | None, peer: int | None = None) -> bool:
         """Whether a line about these two ranks can belong to this communicator."""
@@ -405,25 +406,25 @@ class CommunicatorBuilder:
         )
 
 
+@dataclass
 class ProcessBuilder:
-    def __init__(self, index: int, host: str, pid: int, device: int) -> None:
-        self.index = index
-        self.host = host
-        self.pid = pid
-        self.device = device
-        self.words: dict[str, str] = {}  # version, network, plugin, tuner
-        self.interfaces: dict[str, None] = {}
-        self.adapters: dict[str, None] = {}
-        self.settings: dict[str, str] = {}
-        self.facts: dict[str, int] = {}
-        self.comms: list[CommunicatorBuilder] = []  # in the order of their first line
-        self.by_address: dict[str, CommunicatorBuilder] = {}
-        self.opened: dict[bytes, CommunicatorBuilder] = {}  # thread -> the one it initialises
-        # Thread -> lines that name no communicator yet.
-        self.unnamed: dict[bytes, CommunicatorBuilder] = {}
-        self.says_start = False  # before 2.18.3 only the end of an initialisation is logged
-        self.last_used: CommunicatorBuilder | None = None
-        self.splits: Counter[str] = Counter()
+    index: int
+    host: str
+    pid: int
+    device: int
+    words: dict[str, str] = field(default_factory=dict)  # version, network, plugin, tuner
+    interfaces: dict[str, None] = field(default_factory=dict)
+    adapters: dict[str, None] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, int] = field(default_factory=dict)
+    comms: list[CommunicatorBuilder] = field(default_factory=list)  # by their first line
+    by_address: dict[str, CommunicatorBuilder] = field(default_factory=dict)
+    # Thread -> the communicator it initialises, and lines that name none yet.
+    opened: dict[bytes, CommunicatorBuilder] = field(default_factory=dict)
+    unnamed: dict[bytes, CommunicatorBuilder] = field(default_factory=dict)
+    says_start: bool = False  # before 2.18.3 only the end of an initialisation is logged
+    last_used: CommunicatorBuilder | None = None
+    splits: Counter[str] = field(default_factory=Counter)
 
     def settle(self) -> None:
         """Assign lines that name no communicator to the latest one that fits."""
@@ -455,7 +456,7 @@ class At(NamedTuple):
 
 
 def claim_unnamed(at: At, rank: int, address: str) -> CommunicatorBuilder | None:
-    """What this thread logged before it named the communicator that it initialises."""
+    """Return what this thread logged before it named the communicator that it initialises."""
     process = at.process
     unnamed = process.unnamed.get(at.thread)
     if process.says_start or unnamed is None or not unnamed.fits(rank):
@@ -527,7 +528,7 @@ _COUNT_PER_RANK = frozenset(("all_gather", "reduce_scatter", "all_to_all"))
 
 
 def is_plausible_call(call: re.Match[bytes]) -> bool:
-    """False for numbers that no call has: the line is damaged."""
+    """Return False for numbers that no call has: the line is damaged."""
     name, op_count, count, datatype, _, _, _, ranks, _ = call.groups()
     kind = _KIND_NAMES.get(to_text(name), "other")
     width = _WIDTHS.get(int(datatype), 0)
@@ -545,7 +546,7 @@ class ChoiceCounter:
         self._counts: Counter[_Chosen] = Counter()
 
     def add(self, text: bytes) -> bool:
-        """False when the line cannot be read."""
+        """Return False when the line cannot be read."""
         chosen = _parse(text)
         if chosen is None or max(chosen[-2] or 0, chosen[-1] or 0) > _LARGEST_CHANNEL:
             return False

@@ -80,7 +80,7 @@ class _CompilerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_compiler_record(folder: Path) -> tuple[CompilerRecord | None, tuple[Note, ...]]:
-    """Of a rank's folder; None where nothing was compiled, or nothing was captured of it."""
+    """Read a rank's compiler.jsonl; None where nothing was compiled or captured of it."""
     oddities = Oddities(COMPILER)
     lines = LineFile(folder / COMPILER, max_line_bytes=_MAX_LINE_BYTES)
     rows = [row for batch in read_row_batches(lines, _CompilerLine, oddities) for row in batch]
@@ -283,7 +283,7 @@ class _CaptureLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_captures(folder: Path) -> tuple[tuple[CapturedGraph, ...], tuple[Note, ...]]:
-    """Of a rank's folder, in the order of the captures; none where nothing was captured."""
+    """Read a rank's captures in their order; none where nothing was captured."""
     oddities = Oddities(GRAPHS)
     lines = LineFile(folder / GRAPHS, max_line_bytes=_MAX_LINE_BYTES)
     rows = [row for batch in read_row_batches(lines, _CaptureLine, oddities) for row in batch]

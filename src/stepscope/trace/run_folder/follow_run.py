@@ -19,7 +19,7 @@ from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
 from stepscope.records.folders import STEPS_FILE, ProcessIdentity, State, part_number, process_state
 from stepscope.records.rank import ALL_PHASES, StepColumns
 from stepscope.records.run import RunTimes
-from stepscope.trace.decode import DECODE_ERRORS, Oddities, read_record
+from stepscope.trace.decode import DECODE_ERRORS, read_record
 from stepscope.trace.files import MAX_LINE_BYTES, MissingFileError, is_folder, list_folder, reading
 from stepscope.trace.run_folder.rank_facts import RANK, folder_rank
 from stepscope.trace.run_folder.run_state import RUN, is_run_folder
@@ -173,7 +173,8 @@ class StepFollower:
         self._keep(rows)
 
     def _keep(self, rows: Ints) -> None:
-        """What was handed out before never changes: new steps follow it, or the array is new."""
+        """Keep new steps. What was handed out before never changes: new steps follow it, or the
+        array is new."""
         rows = rows[:, _chosen(rows[0], self._halvings)]
         count = self._kept + rows.shape[1]
         if count > self._rows.shape[1]:
@@ -333,7 +334,7 @@ class RunFollower:
     def read(self) -> FollowedRun:
         """Raises UnreadableInputError when the folder is gone."""
         folders = [path for path in list_folder(self._folder) if folder_rank(path) is not None]
-        run = read_record(self._folder / RUN, RunSoFar, Oddities(RUN))
+        run = read_record(self._folder / RUN, RunSoFar)
         self._follow(folders)
         return FollowedRun(
             folder=self._folder,
@@ -367,7 +368,7 @@ class _RankFollower:
         stamp = (folders, *(stamp_of(path) for path in (self._folder / RANK, self._run_file)))
         if stamp != self._stamp:
             self._stamp = stamp
-            self._facts = read_record(self._folder / RANK, RankSoFar, Oddities(RANK)) or RankSoFar()
+            self._facts = read_record(self._folder / RANK, RankSoFar) or RankSoFar()
             self._times = read_run_times(self._folder, steps.kept)
         attempt = _ATTEMPT.fullmatch(self._folder.name)
         return FollowedRank(

@@ -132,7 +132,7 @@ def _value(match: re.Match[str]) -> _Value:
 
 
 def _inside(line: str, begin: int) -> str:
-    """From an opening bracket to the one that closes it."""
+    """Return the text from an opening bracket to the one that closes it."""
     depth = 1
     for place in range(begin, len(line)):
         depth += (line[place] in "([{") - (line[place] in ")]}")
@@ -142,7 +142,7 @@ def _inside(line: str, begin: int) -> str:
 
 
 def split_arguments(arguments: str) -> Iterator[str]:
-    """At commas that are inside no bracket."""
+    """Split at commas that are inside no bracket."""
     depth = begin = 0
     for place, letter in enumerate(arguments):
         depth += (letter in "([{") - (letter in ")]}")

@@ -88,7 +88,7 @@ class _Join:
         self._written = set(self._maker) | set(code.renamed)
 
     def _base(self, name: str) -> str:
-        """What a view is a view of."""
+        """Return what a view is a view of."""
         while name in self._views:
             name = self._views[name]
         return name
@@ -134,7 +134,7 @@ class _Join:
         return best
 
     def _fit(self, call: CodeCall, node: str) -> int:
-        """How many operands are the same on both sides; -1 if a known one differs."""
+        """Return how many operands are the same on both sides; -1 if a known one differs."""
         known = [self._lookup(name) for name in call.writes]
         if any(other is not None and other != node for other in known):
             return -1
@@ -239,7 +239,18 @@ class _Join:
         for name in (*call.writes, *call.wholes):
             node = self._node_of.get(name)
             if node is None and name not in call.wholes:
-                node = self._guess(name, reachable, taken=set(self._node_of.values()))
+                # The last reachable node of this size that others read.
+                taken = set(self._node_of.values())
+                size = self._code.sizes.get(name)
+                same = [
+                    node
+                    for node in reachable
+                    if self._inputs[node]
+                    and node not in taken
+                    and (size is None or self._operators[node].size_bytes in (None, size))
+                ]
+                outside = [node for node in same if set(self._users.get(node, ())) - reachable]
+                node = max(outside or same, key=self._order.__getitem__, default=None)
             if node is not None:
                 self._node_of.setdefault(name, node)
                 written.append(node)
@@ -265,19 +276,6 @@ class _Join:
                     found.add(user)
                     wave.append(user)
         return found
-
-    def _guess(self, name: str, reachable: set[str], taken: set[str]) -> str | None:
-        """The last reachable node of this size that others read."""
-        size = self._code.sizes.get(name)
-        same = [
-            node
-            for node in reachable
-            if self._inputs[node]
-            and node not in taken
-            and (size is None or self._operators[node].size_bytes in (None, size))
-        ]
-        outside = [node for node in same if set(self._users.get(node, ())) - reachable]
-        return max(outside or same, key=self._order.__getitem__, default=None)
 
     def _slice(self, written: Iterable[str], stop: set[str]) -> set[str]:
         """All that these nodes need, back to where it stops."""
@@ -405,7 +403,7 @@ class _Reading:
             self.returned = tuple(_tensor(word) or "" for word in split_arguments(returned[1]))
 
     def _take_signature(self, line: str) -> None:
-        """Of a C++ kernel: one parameter a line."""
+        """Take the signature of a C++ kernel: one parameter a line."""
         whole = (self._signature or "") + line
         self._signature = whole
         if ")" in line:
@@ -478,7 +476,7 @@ def _tensor(argument: str) -> str | None:
 
 
 def _names_of_parameters(text: str) -> tuple[str, ...]:
-    """Of a C++ signature, where a type may be `at::BFloat16*`, or a Python one."""
+    """List parameters of a C++ signature, where a type may be `at::BFloat16*`, or a Python one."""
     names = (_PARAMETER.search(_ANNOTATED.split(one)[0].strip()) for one in split_arguments(text))
     return tuple(name[1] for name in names if name)
 

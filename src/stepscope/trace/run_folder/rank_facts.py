@@ -186,8 +186,9 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     data: DataFacts | UnsetType | None = UNSET
 
 
-def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:
-    """The facts of a rank's folder; all unset without a rank.json."""
+def decode_facts(folder: Path, oddities: Oddities | None = None) -> RankFacts:
+    """Return the facts of a rank's folder; all unset without a rank.json."""
+    oddities = oddities or Oddities(RANK)
     facts = read_record(folder / RANK, RankFacts, oddities) or RankFacts()
     rank = folder_rank(folder)
     if rank is not None and facts.rank not in (UNSET, None, rank):
@@ -198,7 +199,7 @@ def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """rank.json of a rank's folder; empty if it was not captured."""
-    facts: dict[str, Any] = msgspec.to_builtins(decode_facts(folder, Oddities(RANK)))
+    facts: dict[str, Any] = msgspec.to_builtins(decode_facts(folder))
     return facts
 
 

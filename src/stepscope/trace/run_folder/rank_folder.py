@@ -87,7 +87,7 @@ class _RecorderLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_rank_folder(trace: Path) -> RankFolder | None:
-    """None for a bare trace. What is missing, cut short or makes no sense is left out."""
+    """Return None for a bare trace. What is missing, cut short or makes no sense is left out."""
     folder = trace.parent
     comms = comms_of(trace)
     if not any(map(may_exist, (folder / RANK, folder / CLOCK, folder / comms))):
@@ -137,7 +137,7 @@ class UntracedFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_untraced_folder(folder: Path) -> UntracedFolder:
-    """As `read_rank_folder`, without what only explains a trace: there may be thousands."""
+    """Read like `read_rank_folder`, without what only explains a trace: there may be thousands."""
     about = [Oddities(name) for name in (RANK, CLOCK, COLLECTIVES, LINKS)]
     about_rank, about_clock, about_run, about_links = about
     facts = decode_facts(folder, about_rank)
@@ -158,10 +158,9 @@ def _without_ranges(group: CapturedGroup) -> dict[str, Any]:
 
 
 def read_rounds(folder: Path) -> tuple[Rounds, ...]:
-    """Only a rank's clock rounds; empty if it has none."""
-    about_clock = Oddities(CLOCK)
-    clock = read_record(folder / CLOCK, _Clock, about_clock) or _Clock()
-    return tuple(_rounds(clock.syncs, about_clock))
+    """Read only a rank's clock rounds; empty if it has none."""
+    clock = read_record(folder / CLOCK, _Clock) or _Clock()
+    return tuple(_rounds(clock.syncs, Oddities(CLOCK)))
 
 
 def _rounds(syncs: list[_Sync], oddities: Oddities) -> list[Rounds]:
@@ -225,7 +224,7 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_collective_log(folder: Path, oddities: Oddities) -> LoggedCollectives | None:
-    """None where no collectives of the whole run were captured."""
+    """Return None where no collectives of the whole run were captured."""
     readings = []
     for file in sorted(_parts(folder)):
         for number, line in enumerate(_text(file, oddities).split(b"\n")[:-1], 1):
@@ -314,7 +313,7 @@ def _places(
 
 
 def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]]:
-    """None where memory was not captured; notes about what could not be read."""
+    """Return None where memory was not captured; notes about what could not be read."""
     oddities = Oddities(MEMORY)
     captured = read_record(folder / MEMORY, CapturedMemory, oddities)
     if captured is not None:
@@ -337,7 +336,7 @@ def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]
 
 
 def read_saving(folder: Path) -> tuple[SavedMemory | None, tuple[Note, ...]]:
-    """What `save_memory` left; None where it did not run."""
+    """Return what `save_memory` left; None where it did not run."""
     oddities = Oddities(SAVING_FILE)
     saving = read_record(folder / SAVING_FILE, SavedMemory, oddities)
     if saving is not None and saving.timeline is not None and not saving.timeline.is_whole():
@@ -353,7 +352,7 @@ def read_memory(folder: Path) -> dict[str, Any] | None:
 
 
 def _known(categories: Categories, place: str, oddities: Oddities) -> Categories:
-    """Without names that are no category."""
+    """Drop names that are no category."""
     for name in categories.keys() - set(CATEGORIES):
         oddities.add(f"{place}.{brief(name)}", "no such category")
     return {name: categories[name] for name in CATEGORIES if name in categories}
@@ -398,7 +397,7 @@ class _SamplesFile(msgspec.Struct, frozen=True):
 
 
 def read_stack_samples(folder: Path) -> tuple[StackSamples | None, tuple[Note, ...]]:
-    """Of a rank's folder; None where stacks were not sampled or their steps are not known."""
+    """Read a rank's samples.json; None where stacks were not sampled or steps are not known."""
     oddities = Oddities(SAMPLES)
     file = read_record(folder / SAMPLES, _SamplesFile, oddities, _MAX_BYTES)
     if file is None or file.steps is None:

@@ -18,11 +18,11 @@ from stepscope.records.comparison import TuneResult
 from stepscope.records.job import SimilarRuns
 from stepscope.records.run import RunOrigin
 from stepscope.text.words import lazy_pattern
-from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
+from stepscope.trace.decode import NotJsonError, decode, read_record
 from stepscope.trace.files import is_folder, list_folder, may_exist, read_whole
 from stepscope.trace.remote import is_url
 from stepscope.trace.run_folder.rank_folder import MEMORY
-from stepscope.trace.run_folder.run_state import RUN_FILE, read_origin
+from stepscope.trace.run_folder.run_state import RUN, read_origin
 
 TUNE = "tune.json"
 JOURNAL, TRIALS = "journal.jsonl", "trials"  # there from the first trial on
@@ -57,8 +57,7 @@ def read_tune(folder: Path) -> TuneResult:
     try:
         return decode(read_whole(file), TuneResult)
     except NotJsonError:
-        oddities = Oddities(TUNE)
-        result = read_record(file, TuneResult, oddities)
+        result = read_record(file, TuneResult)
     if result is None:
         raise UnreadableInputError(f"{file} cannot be read as a tune's result")
     return result
@@ -124,16 +123,14 @@ class _Weights(msgspec.Struct, frozen=True):
 
 
 def find_similar_runs(rank: Path) -> SimilarRuns | None:
-    """Of the run that this rank's folder is in; None if its script is not known."""
+    """Find runs like the one of this rank's folder; None if its script is not known."""
     run = rank.parent
     command = _command(run)
     script = _script(command)
     if script is None:
         return None
     try:
-        others = [
-            one for one in list_folder(run.parent) if one != run and may_exist(one / RUN_FILE)
-        ]
+        others = [one for one in list_folder(run.parent) if one != run and may_exist(one / RUN)]
     except UnreadableInputError:
         others = []
     own, weights = _arguments(command), _weights_bytes(rank)
@@ -153,7 +150,7 @@ def find_similar_runs(rank: Path) -> SimilarRuns | None:
 
 
 def _command(run: Path) -> tuple[str, ...]:
-    origin = read_origin(run) if may_exist(run / RUN_FILE) else None
+    origin = read_origin(run)
     return origin.command if origin else ()
 
 
@@ -162,18 +159,18 @@ def _script(command: Sequence[str]) -> str | None:
 
 
 def _arguments(command: Sequence[str]) -> tuple[str, ...]:
-    """What follows the script."""
+    """Return what follows the script."""
     script = _script(command)
     return tuple(command[command.index(script) + 1 :]) if script else ()
 
 
 def _values(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Without paths: where a run writes makes no difference."""
+    """Leave out paths: where a run writes makes no difference."""
     return tuple(word for word in arguments if not _is_path(word))
 
 
 def _shape(arguments: Sequence[str]) -> tuple[str, ...]:
-    """With a sign for each path and each number."""
+    """Replace each path and each number by a sign."""
     return tuple("/" if _is_path(word) else _NUMBER.sub("#", word) for word in arguments)
 
 
@@ -182,6 +179,6 @@ def _is_path(word: str) -> bool:
 
 
 def _weights_bytes(rank: Path) -> int | None:
-    """None where memory was not captured."""
-    known = read_record(rank / MEMORY, _Weights, Oddities(MEMORY))
+    """Return None where memory was not captured."""
+    known = read_record(rank / MEMORY, _Weights)
     return ((known and known.categories) or {}).get("parameters")

@@ -37,7 +37,7 @@ from stepscope.records.run import (
 )
 from stepscope.records.source_lines import Place
 from stepscope.text.words import counted, plural
-from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record
+from stepscope.trace.decode import NotJsonError, decode, read_record
 from stepscope.trace.files import (
     SIDE_FILES,
     LineFile,
@@ -47,7 +47,7 @@ from stepscope.trace.files import (
     read_whole,
 )
 from stepscope.trace.remote import is_url
-from stepscope.trace.run_folder.rank_facts import decode_facts, folder_rank
+from stepscope.trace.run_folder.rank_facts import RANK, decode_facts, folder_rank
 
 # How the run in a folder ended: closed, still running, or left open and by which process.
 #
@@ -55,8 +55,8 @@ from stepscope.trace.run_folder.rank_facts import decode_facts, folder_rank
 # closed, and name their process. Either may be missing, cut short or from another machine.
 
 _T = TypeVar("_T")
-RUN, RANK = "run.json", "rank.json"
-_MAX_FILE_BYTES = 64 << 20
+RUN = "run.json"
+MAX_RUN_BYTES = 64 << 20  # it lists every rank
 _NAMED = 4  # ranks that a sentence names
 
 
@@ -95,7 +95,7 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def run_notes(*folders: Path, ranks: Sequence[Path] = ()) -> list[Note]:
-    """What to know before trusting the run's numbers; empty for a complete run.
+    """Return what to know before trusting the run's numbers; empty for a complete run.
 
     A job may have several folders, one per host. `ranks` are the folders of its ranks, if known.
     """
@@ -143,7 +143,7 @@ def _join_runs(folders: Sequence[Path]) -> tuple[_RunFile | None, str | None]:
 
 
 def _first_place(folder: Path) -> int:
-    """Of the job's parts in this folder."""
+    """Return the first place of the job's parts in this folder."""
     places = [part.place for part in read_host_runs(folder) if part.place is not None]
     return min(places, default=0)
 
@@ -235,7 +235,7 @@ def _end_words(state: str, run: _RunFile | HostRun) -> str:
 
 
 def _rank_words(ranks: Sequence[_RankFile]) -> str:
-    """What is known about the job's own processes."""
+    """Return what is known about the job's own processes."""
     if not ranks:
         return "; no rank had finished a step"
     closed = sum(rank.status == "finished" for rank in ranks)
@@ -365,7 +365,7 @@ def _version_words(name: str, users: Sequence[tuple[str, str]]) -> str:
 def _decode(file: Path, kind: type[_T]) -> tuple[_T | None, str | None]:
     """The file's record, or why it cannot be read; neither if there is no file."""
     try:
-        content = read_whole(file, _MAX_FILE_BYTES)
+        content = read_whole(file, MAX_RUN_BYTES)
         if not content.strip(b"\0 \n"):
             return None, f"{file.name} is empty"
         return decode(content, kind), None
@@ -382,7 +382,8 @@ _FILE = re.compile(r"[^.].*\.json")
 
 
 def read_host_runs(folder: Path) -> list[HostRun]:
-    """By attempt and place, without files that cannot be read. Empty for a run that was alone."""
+    """List runs by attempt and place, without files that cannot be read; empty for a run that was
+    alone."""
     try:
         files = sorted(file for file in (folder / HOSTS).iterdir() if _FILE.fullmatch(file.name))
     except OSError:
@@ -399,7 +400,7 @@ def read_host_run(file: Path) -> HostRun | None:
 
 
 def last_attempt(runs: Iterable[HostRun]) -> list[HostRun]:
-    """Without those of earlier attempts at the same job."""
+    """Leave out those of earlier attempts at the same job."""
     runs = list(runs)
     last = max((run.attempt for run in runs), default=0)
     return [run for run in runs if run.attempt == last]
@@ -438,7 +439,7 @@ class _ProcessLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_failure(run: Path, exit_code: int | None) -> FailedCommand | None:
-    """None for a command that ended well, or has not ended."""
+    """Return None for a command that ended well, or has not ended."""
     if not exit_code:
         return None
     first = min(_exceptions(run), key=lambda line: line.unix, default=_ProcessLine())
@@ -467,8 +468,6 @@ def _exceptions(run: Path) -> Iterator[_ProcessLine]:
 
 # How a run was started: run.json's command and remedies, and what its ranks say became of them.
 
-RUN_FILE = "run.json"
-_MOST_RUN_BYTES = 64 << 20  # of run.json, which lists every rank
 _MOST_RANKS = 64  # whose rank.json is read: all ranks are asked for the same
 
 
@@ -483,7 +482,7 @@ class _RunStart(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_origin(run: Path, ranks: Iterable[Path] = ()) -> RunOrigin | None:
     """`ranks` are the folders of its ranks. None without a run.json and without remedies."""
-    start = read_record(run / RUN_FILE, _RunStart, Oddities(RUN_FILE), _MOST_RUN_BYTES)
+    start = read_record(run / RUN, _RunStart, max_bytes=MAX_RUN_BYTES)
     remedies = join_ranks(
         (start.remedies if start else None) or (),
         [_rank_remedies(rank) for rank in islice(ranks, _MOST_RANKS)],
@@ -507,12 +506,12 @@ def origin_of_traces(paths: Iterable[str]) -> RunOrigin | None:
 
 
 def _rank_remedies(rank: Path) -> list[AppliedRemedy]:
-    remedies = decode_facts(rank, Oddities("rank.json")).remedies
+    remedies = decode_facts(rank).remedies
     return remedies if isinstance(remedies, list) else []
 
 
 def server_file(run: Path) -> Path | None:
-    """Where a run folder describes its parameter server; None for a run without one."""
+    """Return where a run folder describes its parameter server; None for a run without one."""
     file = run / SERVER_FOLDER / SERVER_FILE
     return file if is_folder(run / SERVER_FOLDER) and may_exist(file) else None
 

@@ -18,7 +18,7 @@ from stepscope.trace.decode import Oddities, read_record
 from stepscope.trace.files import is_folder
 from stepscope.trace.run_folder.rank_facts import CapturedEnd, CapturedStartUp, decode_facts
 from stepscope.trace.run_folder.rank_folder import read_rounds
-from stepscope.trace.run_folder.run_state import RUN, read_host_runs
+from stepscope.trace.run_folder.run_state import MAX_RUN_BYTES, RUN, read_host_runs
 from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 def read_run_times(
     folder: Path, steps: StepColumns | None, same_rank: Sequence[Path] = ()
 ) -> RunTimes | None:
-    """None where nobody wrote when the command began, as under `watch`.
+    """Return None where nobody wrote when the command began, as under `watch`.
 
     `same_rank` are this rank's folders, this one among them, in the order in which they began.
     Without them, only this run folder is searched.
     """
-    facts = decode_facts(folder, Oddities("rank.json"))
+    facts = decode_facts(folder)
     start = facts.start_up if isinstance(facts.start_up, CapturedStartUp) else CapturedStartUp()
     host = facts.host if isinstance(facts.host, str) else None
     command = read_command_times(folder.parent, host, start.began_unix_ns)
@@ -58,10 +58,18 @@ def read_run_times(
         began_ns=began_ns,
         ended_ns=ended_ns,
         attempt=attempt,
-        imports_ns=_between(start.began_unix_ns, start.torch_unix_ns),
+        imports_ns=max(0, start.torch_unix_ns - start.began_unix_ns)
+        if start.began_unix_ns and start.torch_unix_ns
+        else 0,
         group_ns=start.group_ns,
         first_batch_ns=start.first_batch_unix_ns,
-        after_last_ns=_after_last(end) if isinstance(end, CapturedEnd) else {},
+        after_last_ns={
+            "evaluation": end.evaluation_ns,
+            "checkpoint": end.checkpoint_ns,
+            "between_epochs": end.between_epochs_ns,
+        }
+        if isinstance(end, CapturedEnd)
+        else {},
         notes=tuple(notes),
     )
 
@@ -82,23 +90,11 @@ def _on_clock_of(folder: Path, host: str | None, command: CommandTimes) -> tuple
 def _offsets(folder: Path, there: str) -> ClockOffsets | None:
     """This rank's clock against that of the command's host, if rank 0 is there."""
     first = folder.with_name("rank-00000")
-    if folder == first or decode_facts(first, Oddities("rank.json")).host != there:
+    if folder == first or decode_facts(first).host != there:
         return None
     from stepscope.trace.clock_offsets import compare_rounds
 
     return compare_rounds(read_rounds(folder), read_rounds(first))
-
-
-def _between(first: int | None, second: int | None) -> int:
-    return max(0, second - first) if first and second else 0
-
-
-def _after_last(end: CapturedEnd) -> dict[str, int]:
-    return {
-        "evaluation": end.evaluation_ns,
-        "checkpoint": end.checkpoint_ns,
-        "between_epochs": end.between_epochs_ns,
-    }
 
 
 class _Neighbours(NamedTuple):
@@ -151,7 +147,7 @@ def began_unix_ns(folder: Path) -> int | None:
     """When the process of a rank's folder loaded stepscope; None if it did not say."""
     if not is_folder(folder):
         return None
-    start = decode_facts(folder, Oddities("rank.json")).start_up
+    start = decode_facts(folder).start_up
     return start.began_unix_ns if isinstance(start, CapturedStartUp) else None
 
 
@@ -160,7 +156,6 @@ def began_unix_ns(folder: Path) -> int | None:
 # Each host writes the times of its own clock. A run without files of hosts has one command.
 
 _LATEST_S = 1e10
-_MOST_BYTES = 64 << 20  # of run.json, which lists every rank
 _KEPT = 16
 
 
@@ -186,7 +181,7 @@ class CommandTimes(msgspec.Struct, frozen=True):
 
 
 def read_command_times(run: Path, host: str | None, process_began_ns: int | None) -> CommandTimes:
-    """Of the command that started this process on this host."""
+    """Read the times of the command that started this process on this host."""
     by_host = _host_runs(run, stamp_of(run / HOSTS))
     own = by_host.get(host or "")
     elsewhere = own is None  # started from another host, as by srun in a batch script
@@ -198,20 +193,17 @@ def read_command_times(run: Path, host: str | None, process_began_ns: int | None
         if process_began_ns is None or (one.started_unix or 0) * 1e9 <= process_began_ns
     ]
     if started or own:
-        times = _span(started or own)
+        # Of the last attempt among them: the first start and the last end of its commands.
+        runs = started or own
+        last = max(run.attempt for run in runs)
+        current = [run for run in runs if run.attempt == last]
+        starts = [run.started_unix for run in current if run.started_unix is not None]
+        ends = [run.ended_unix for run in current if run.ended_unix is not None]
+        over = len(ends) == len(current)  # no end while one of the commands has none
+        times = CommandTimes(min(starts, default=None), max(ends) if over else None)
         process = (started or own)[0].process if elsewhere and len(by_host) == 1 else None
         return msgspec.structs.replace(times, process=process)
     return _run_times(run / RUN, stamp_of(run / RUN))
-
-
-def _span(runs: Sequence[HostRun]) -> CommandTimes:
-    """Of the last attempt among them: the first start and the last end of its commands."""
-    last = max(run.attempt for run in runs)
-    current = [run for run in runs if run.attempt == last]
-    starts = [run.started_unix for run in current if run.started_unix is not None]
-    ends = [run.ended_unix for run in current if run.ended_unix is not None]
-    over = len(ends) == len(current)  # no end while one of the commands has none
-    return CommandTimes(min(starts, default=None), max(ends) if over else None)
 
 
 # Every rank asks for the same few files. The stamp changes when one of them is written again.
@@ -227,7 +219,7 @@ def _host_runs(run: Path, stamp: tuple[int, int] | None) -> dict[str, list[HostR
 def _run_times(file: Path, stamp: tuple[int, int] | None) -> CommandTimes:
     if stamp is None:
         return CommandTimes()
-    return read_record(file, CommandTimes, Oddities(RUN), _MOST_BYTES) or CommandTimes()
+    return read_record(file, CommandTimes, max_bytes=MAX_RUN_BYTES) or CommandTimes()
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:

@@ -65,7 +65,7 @@ class _Counters(msgspec.Struct, frozen=True):
 
     @property
     def fields(self) -> list[str]:
-        """Where a line lacks one of these, it was zero."""
+        """Return where a line lacks one of these, it was zero."""
         counted = {
             "cpu_wait_ns": self.cpu_wait_ns,
             "major_faults": self.major_faults,
@@ -162,8 +162,8 @@ def _column(chunk: Chunk, name: str) -> Ints:
 
 
 def _read_counts(folder: Path) -> _CountingRank:
-    """What was counted; older captures did not count."""
-    rank = read_record(folder / "rank.json", _CountingRank, Oddities("rank.json"))
+    """Return what was counted; older captures did not count."""
+    rank = read_record(folder / "rank.json", _CountingRank)
     return rank if rank is not None else _CountingRank()
 
 
@@ -215,7 +215,7 @@ def _note_gaps(numbers: Ints, oddities: Oddities) -> None:
 
 
 def clock_jumps(steps: StepColumns) -> Ints:
-    """For each step, by how much the wall clock was set while it ran (0: it was not).
+    """Return for each step by how much the wall clock was set while it ran (0: it was not).
 
     The wall clock must advance by a step's own time. It may advance by more around windows, the
     memory step and missing steps: capture works there outside any step.
@@ -297,7 +297,11 @@ def read_part(file: Path) -> dict[str, Ints]:
     part = _decode_part(file)
     try:
         columns = {name: _part_column(part, name) for name in part.columns}
-        _require_whole(columns, part.steps)
+        if part.steps < 1 or not {STEP, WALL} <= columns.keys():
+            raise UnreadableInputError("it holds no steps")
+        short = [name for name, values in columns.items() if values.shape != (part.steps,)]
+        if short:
+            raise UnreadableInputError(f"its column {short[0]} does not have {part.steps} values")
         columns = _restore(columns)
         columns |= {
             name: _flags(places, part.steps)
@@ -306,7 +310,10 @@ def read_part(file: Path) -> dict[str, Ints]:
         }
     except (OverflowError, ValueError, IndexError) as error:
         raise UnreadableInputError(str(error)) from None
-    _require_possible(columns)
+    for name, values in columns.items():
+        low, high = _bounds(name)
+        if values.min() < low or values.max() > high:
+            raise UnreadableInputError(f"its column {name} holds values that cannot be true")
     return columns
 
 
@@ -331,14 +338,6 @@ def _decode_part(file: Path) -> _Part:
     return part
 
 
-def _require_whole(columns: dict[str, Ints], steps: int) -> None:
-    if steps < 1 or not {STEP, WALL} <= columns.keys():
-        raise UnreadableInputError("it holds no steps")
-    short = [name for name, values in columns.items() if values.shape != (steps,)]
-    if short:
-        raise UnreadableInputError(f"its column {short[0]} does not have {steps} values")
-
-
 def _restore(columns: dict[str, Ints]) -> dict[str, Ints]:
     """The fields that were stored as what the others leave."""
     restored = dict(columns)
@@ -356,13 +355,6 @@ def _flags(places: list[int], steps: int) -> Ints:
     flags = np.zeros(steps, np.int64)
     flags[np.array(places, np.int64)] = 1
     return flags
-
-
-def _require_possible(columns: dict[str, Ints]) -> None:
-    for name, values in columns.items():
-        low, high = _bounds(name)
-        if values.min() < low or values.max() > high:
-            raise UnreadableInputError(f"its column {name} holds values that cannot be true")
 
 
 def _bounds(name: str) -> tuple[int, int]:

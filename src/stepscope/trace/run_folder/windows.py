@@ -39,7 +39,7 @@ def choose_windows(folders: Iterable[Path]) -> list[Path]:
 
 
 def choose_window(windows: Sequence[set[int]], first_rank: Path) -> int:
-    """Of the windows that every rank has, the one that stands for the run."""
+    """Choose, of the windows that every rank has, the one that stands for the run."""
     common = set.intersection(*windows) if windows else set()
     return _most_typical(sorted(common), first_rank) if common else 0
 
@@ -53,7 +53,7 @@ def window_number(name: str) -> int | None:
 
 
 def _windows(folder: Path) -> dict[int, Path]:
-    """By the first recorded step; 0 is the window that every run has."""
+    """List windows by the first recorded step; 0 is the window that every run has."""
     windows: dict[int, Path] = {}
     for name in sorted(_names(folder)):
         regular = _REGULAR.fullmatch(name)

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 import stepscope
-from stepscope.bench.enough_runs import MOST_S, SEEN, EnoughRuns
+from stepscope.bench.against import MOST_S, SEEN, EnoughRuns
 from stepscope.bench.request import BenchRequest
 from stepscope.bench.results import (
     LIMIT_S,

@@ -304,7 +304,7 @@ def _run(
     adds_runs: bool,
 ) -> tuple[BenchResults, int]:
     """Return the results and the exit code."""
-    from stepscope.bench.enough_runs import EnoughRuns
+    from stepscope.bench.against import EnoughRuns
     from stepscope.bench.request import choose_tasks
     from stepscope.ui.bench.suite import require_gpu, require_torch, run_suite
     from stepscope.ui.progress import shown_trials

@@ -251,8 +251,7 @@ def listed(names: Iterable[str]) -> str:
 
 def print_applied_changes(*, as_json: bool) -> None:
     """Print each change that stepscope applies, with its values and what it does to the numbers."""
-    from stepscope.fix.remedies import FIXES
-    from stepscope.records.remedies import REMEDIES
+    from stepscope.changes import APPLIED, CHANGES
     from stepscope.ui.tune.plan import EFFECT_WORDS
 
     if as_json:
@@ -261,17 +260,17 @@ def print_applied_changes(*, as_json: bool) -> None:
         changes = [
             {
                 "id": name,
-                "what": REMEDIES[name].action,
+                "what": CHANGES[name].action,
                 "effect": str(fix.effect),
                 "values": [value for value in fix.values if value],
             }
-            for name, fix in FIXES.items()
+            for name, fix in APPLIED.items()
         ]
         write_json({"schema": 1, "changes": changes})
         return
-    width = max(map(len, FIXES))
-    for name, fix in FIXES.items():
-        click.echo(f"{name:<{width}}  {REMEDIES[name].action}")
+    width = max(map(len, APPLIED))
+    for name, fix in APPLIED.items():
+        click.echo(f"{name:<{width}}  {CHANGES[name].action}")
         values = ", ".join(f"{name}={value}" for value in fix.values if value)
         more = [f"it {EFFECT_WORDS[fix.effect]}", *([f"values: {values}"] if values else [])]
         click.echo(f"{'':<{width}}  {'; '.join(more)}")
@@ -368,10 +367,10 @@ def names_starting(names: Iterable[str], incomplete: str) -> list[CompletionItem
 
 def complete_change(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
     """Complete the last of several changes that commas separate."""
-    from stepscope.fix.remedies import FIXES
+    from stepscope.changes import APPLIED
 
     before, comma, _ = incomplete.rpartition(",")
-    return names_starting((f"{before}{comma}{name}" for name in FIXES), incomplete)
+    return names_starting((f"{before}{comma}{name}" for name in APPLIED), incomplete)
 
 
 def complete_file(ctx: click.Context, _param: Any, incomplete: str) -> list[CompletionItem]:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-    from stepscope.predict.whatifs import WHATIFS
+    from stepscope.changes import PREDICTED
 
-    return names_starting(WHATIFS, incomplete)
+    return names_starting(PREDICTED, incomplete)
 
 
 @verb(
@@ -239,12 +239,12 @@ def _remember(raw: Prediction, bench: Bench, path: str) -> str:
 
 
 def _print_list(as_json: bool) -> None:
-    from stepscope.predict.whatifs import WHATIFS
+    from stepscope.changes import PREDICTED
 
     if as_json:
-        rows = [{"name": whatif.name, "help": whatif.help} for whatif in WHATIFS.values()]
+        rows = [{"name": name, "help": change.help} for name, change in PREDICTED.items()]
         write_json({"schema": 1, "whatifs": rows})
         return
-    width = max(map(len, WHATIFS))
-    for whatif in WHATIFS.values():
-        click.echo(f"{whatif.name:<{width}}  {whatif.help}")
+    width = max(map(len, PREDICTED))
+    for name, change in PREDICTED.items():
+        click.echo(f"{name:<{width}}  {change.help}")

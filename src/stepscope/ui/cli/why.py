@@ -183,23 +183,23 @@ def _print_page(page: FindingPage, as_json: bool) -> None:
 
 def _print_change(name: str, as_json: bool) -> bool:
     """Print what a change is, and the commands for it; False if there is no such change."""
-    from stepscope.fix.remedies import FIXES
-    from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
-    from stepscope.records.remedies import FIX_OF, REMEDIES
+    from stepscope.changes import APPLIED, APPLIED_AS, CHANGES, PREDICTED
+    from stepscope.predict.whatifs import settings_for_remedy
 
-    fix = FIX_OF.get(name, name)
+    fix = APPLIED_AS.get(name, name)
     change, kind = fix.partition("=")[0], name.partition("=")[0]
-    known = next((REMEDIES[one] for one in (name, fix, change) if one in REMEDIES), None)
-    if known is None and kind not in WHATIFS:
+    offered = [CHANGES[id_] for id_ in (name, fix, change) if id_ in CHANGES]
+    known = next((one for one in offered if one.action), None)
+    if known is None and kind not in PREDICTED:
         return False
-    lines = [f"{name}: {known.action if known is not None else WHATIFS[kind].help}"]
+    lines = [f"{name}: {known.action if known is not None else PREDICTED[kind].help}"]
     settings = [str(setting) for setting in settings_for_remedy(known.id if known else change)]
-    if kind in WHATIFS and (kind != name or not settings):
-        whatif = WHATIFS[kind]
+    if kind in PREDICTED and (kind != name or not settings):
+        whatif = PREDICTED[kind]
         needs_value = kind == name and whatif.takes_value and not whatif.value_is_optional
         settings = [f"{name}={next(iter(whatif.usual), 'VALUE')}" if needs_value else name]
     lines += [f"Predict it: stepscope whatif RUN --set {setting}" for setting in settings[:1]]
-    if change in FIXES:
+    if change in APPLIED:
         lines.append(f"Measure it: stepscope tune --only {fix} -- python train.py")
     url = f"{SITE}/reference/changes/"
     if as_json:

@@ -8,18 +8,17 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.changes import APPLIED
 from stepscope.errors import StepscopeError
-from stepscope.fix.declaration import Fix
-from stepscope.fix.named_changes import ChosenFix
+from stepscope.fix.named_changes import ChosenChange, load_change
 from stepscope.fix.patched_source import patch_source
-from stepscope.fix.remedies import FIXES
 from stepscope.records.prediction import GpuPrediction
-from stepscope.records.remedies import REMEDIES
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.records.source_lines import (
     BatchElsewhere,
@@ -238,17 +237,18 @@ def offer_patches(
     findings = list(findings)
     asked = [name for finding in findings for name in applicable(finding)]
     offers = []
-    for name in dict.fromkeys((*asked, *FIXES)):
-        offer = _offer(FIXES[name], facts, texts, findings)
+    for name in dict.fromkeys((*asked, *APPLIED)):
+        offer = _offer(load_change(name), facts, texts, findings)
         if offer is not None:
             offers.append(offer)
     return tuple(offers)
 
 
 def _offer(
-    fix: Fix, facts: ScriptFacts, texts: Mapping[str, str], findings: list[Finding]
+    change: ChosenChange, facts: ScriptFacts, texts: Mapping[str, str], findings: list[Finding]
 ) -> OfferedPatch | None:
-    value = next((one for one in fix.values_for(facts) if fix.fits(facts, one) is None), None)
+    fitting = (value for value in change.values_for(facts) if change.fix.fits(facts, value) is None)
+    value = next(fitting, None)
     if value is None:
         return None
 
@@ -256,21 +256,21 @@ def _offer(
         text = texts.get(file, texts.get(str(Path(file).resolve())))
         return text.encode() if text is not None else None
 
-    chosen = ChosenFix(fix, value)
+    chosen = replace(change, value=value)
     patched = patch_source(facts, [chosen], read)
     if not patched.after or patched.by_hand or patched.variables:
         return None  # a half of a remedy is none
-    offering = [finding for finding in findings if fix.id in applicable(finding)]
+    offering = [finding for finding in findings if change.id in applicable(finding)]
     return OfferedPatch(
         id=str(chosen),
-        action=REMEDIES[fix.id].action,
-        effect=fix.effect.value,
+        action=change.change.action,
+        effect=change.application.effect.value,
         after={
             (file if file in texts else str(Path(file).resolve())): text.decode()
             for file, text in patched.after.items()
         },
         findings=tuple(finding.id for finding in offering),
-        saved_ms=_saved_ms(fix.id, offering),
+        saved_ms=_saved_ms(change.id, offering),
     )
 
 

@@ -26,7 +26,7 @@ from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.measure.folder import HOME
 from stepscope.records.source_lines import LineCosts
 from stepscope.trace.files import list_folder, may_exist
-from stepscope.trace.run_folder.run_state import RUN_FILE, read_origin
+from stepscope.trace.run_folder.run_state import RUN, read_origin
 from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.jobs.process import kill_group
 from stepscope.ui.lsp.measured_run import MeasuredRun
@@ -460,7 +460,7 @@ def find_runs(script: Path, roots: Iterable[Path]) -> list[Path]:
     runs = []
     for home in dict.fromkeys((script.parent / HOME, *(root / HOME for root in roots))):
         with contextlib.suppress(StepscopeError, OSError):
-            folders = [one for one in list_folder(home) if may_exist(one / RUN_FILE)]
+            folders = [one for one in list_folder(home) if may_exist(one / RUN)]
             folders.sort(key=_age_key, reverse=True)
             runs += [one for one in folders[:_MOST_LOOKED_AT] if _is_of(one, script)]
     return sorted(runs, key=_age_key, reverse=True)
@@ -468,7 +468,7 @@ def find_runs(script: Path, roots: Iterable[Path]) -> list[Path]:
 
 def _age_key(run: Path) -> tuple[float, str]:
     try:
-        return (run / RUN_FILE).stat().st_mtime, run.name
+        return (run / RUN).stat().st_mtime, run.name
     except OSError:
         return 0.0, run.name
 

@@ -164,7 +164,7 @@ class RunPages:
         return report_page(self._served.comparison(*self._pair(request)))
 
     def whatif(self, request: Request) -> Response:
-        from stepscope.predict.whatifs import WHATIFS
+        from stepscope.changes import PREDICTED
 
         run = self._find(request)
         self._served.folder(run)
@@ -175,7 +175,7 @@ class RunPages:
             title=f"What if: {run.name}",
             row=self._describe(run),
             chosen=rows,
-            whatifs=[(whatif.name, whatif.help) for whatif in WHATIFS.values()],
+            whatifs=[(name, change.help) for name, change in PREDICTED.items()],
             source=_whatif_address(run, "predictions", chosen),
         )
 

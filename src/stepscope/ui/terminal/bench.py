@@ -17,7 +17,6 @@ from stepscope.bench.results import (
     BenchResults,
     ScalingStudy,
     StudyPoint,
-    WorkloadChange,
     WorkloadResult,
 )
 from stepscope.text.figures import (
@@ -75,78 +74,59 @@ def print_bench(
     console.print()
     names = row_names(results.workloads)
     rows = [[name, *_cells(row)] for name, row in zip(names, results.workloads, strict=True)]
-    columns = [column for column in _COLUMNS if _has(column, rows)]
-    places = [_COLUMNS.index(column) for column in columns]
+    # A column that no row knows is left out.
+    places = [
+        place
+        for place in range(len(_COLUMNS))
+        if any(cells[place] not in ("", "-") for cells in rows)
+    ]
+    columns = [_COLUMNS[place] for place in places]
     shown = [[cells[place] for place in places] for cells in rows]
     console.print(fitting_table("", columns, shown, width=console.width, spare=_SPARE))
     console.print()
     for study in results.scaling:
         print_study(console, study)
         console.print()
-    for line in _about(names, results.workloads):
-        console.print(Text(line), soft_wrap=True)
+    reasons: dict[str, list[str]] = {}  # what was not measured for one reason is named together
+    for name, row in zip(names, results.workloads, strict=True):
+        for note in row.notes:
+            console.print(Text(f"{name}: {note}"), soft_wrap=True)
+        if row.status != "measured":
+            reason = f"{row.status}: {row.why or 'for an unknown reason'}"
+            reasons.setdefault(reason, []).append(name)
+    for reason, named in reasons.items():
+        console.print(Text(f"{', '.join(named)}: {reason}"), soft_wrap=True)
     for rule in results.broken_rules:
         console.print(note_line(rule), soft_wrap=True)
     for label, path in files.items():
         print_path(console, f"{label:<8}", path)
 
 
-def _has(column: str, rows: Sequence[Sequence[str]]) -> bool:
-    """A column that no row knows is left out."""
-    return any(cells[_COLUMNS.index(column)] not in ("", "-") for cells in rows)
-
-
 def _cells(row: WorkloadResult) -> list[str]:
+    half = losses = to_target = "-"
+    if row.low is not None and row.high is not None and row.samples_per_s:
+        half = unsigned_percent((row.high - row.low) / 2 / row.samples_per_s)
+    if row.loss_first is not None and row.loss_last is not None:
+        losses = f"{significant(row.loss_first)} to {significant(row.loss_last)}"
+    if row.time_to_target_s is not None:
+        to_target = long_duration(row.time_to_target_s * 1e9)
+    elif row.target_reached is False:
+        to_target = "missed"
+    # The finding's title alone: the whole sentence is in the JSON and in `explain`.
+    title = (row.verdict or "").partition(": ")[0]
     return [
         or_dash(row.samples_per_s, significant) if row.status == "measured" else row.status,
-        _half_width(row),
+        half,
         speed_words(row),
         or_dash(row.step_ms, significant),
         or_dash(row.busy, percent),
         or_dash(row.mfu, percent),
         or_dash(row.cpu, percent),
         or_dash(row.peak_bytes, size),
-        _losses(row),
-        _to_target(row),
-        _short_verdict(row.verdict or ""),
+        losses,
+        to_target,
+        title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 1]}…",
     ]
-
-
-def _half_width(row: WorkloadResult) -> str:
-    """2.4%: half of the 95% interval, as a share of the throughput."""
-    if row.low is None or row.high is None or not row.samples_per_s:
-        return "-"
-    return unsigned_percent((row.high - row.low) / 2 / row.samples_per_s)
-
-
-def _losses(row: WorkloadResult) -> str:
-    if row.loss_first is None or row.loss_last is None:
-        return "-"
-    return f"{significant(row.loss_first)} to {significant(row.loss_last)}"
-
-
-def _to_target(row: WorkloadResult) -> str:
-    if row.time_to_target_s is not None:
-        return long_duration(row.time_to_target_s * 1e9)
-    return "missed" if row.target_reached is False else "-"
-
-
-def _short_verdict(verdict: str) -> str:
-    """The finding's title alone: the whole sentence is in the JSON and in `explain`."""
-    title = verdict.partition(": ")[0]
-    return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 1]}…"
-
-
-def _about(names: Sequence[str], rows: Sequence[WorkloadResult]) -> list[str]:
-    """What is noted of each; what was not measured for one reason is named together."""
-    notes = [f"{name}: {note}" for name, row in zip(names, rows, strict=True) for note in row.notes]
-    reasons: dict[str, list[str]] = {}
-    for name, row in zip(names, rows, strict=True):
-        if row.status != "measured":
-            reasons.setdefault(f"{row.status}: {row.why or 'for an unknown reason'}", []).append(
-                name
-            )
-    return [*notes, *(f"{', '.join(named)}: {reason}" for reason, named in reasons.items())]
 
 
 def print_list(workloads: Sequence[TrainingWorkload], *, width: int | None = None) -> None:
@@ -162,17 +142,6 @@ def print_list(workloads: Sequence[TrainingWorkload], *, width: int | None = Non
 
 # A bench against saved results in a terminal: the verdict, one row per workload, what to know.
 
-_CHANGE_COLUMNS = (
-    "workload",
-    ">base ms",
-    ">now ms",
-    ">change",
-    ">interval",
-    "moved",
-    "against the base",
-)
-_CHANGE_SPARE = ("moved", "base ms", "now ms", "interval")
-
 
 def print_against(comparison: BenchComparison, *, width: int | None = None) -> None:
     """Everything, to stdout."""
@@ -182,25 +151,27 @@ def print_against(comparison: BenchComparison, *, width: int | None = None) -> N
     console.print()
     console.print(answer_grid(against_answer(comparison), style))
     console.print()
-    rows = [_change_cells(change) for change in comparison.workloads]
-    console.print(
-        fitting_table("", _CHANGE_COLUMNS, rows, width=console.width, spare=_CHANGE_SPARE)
+    rows = [
+        [
+            row_name(change),
+            or_dash(change.base_ms, significant),
+            or_dash(change.now_ms, significant),
+            or_dash(change.counted_change, relative_change),
+            interval_words(change),
+            moved_words(change) or "-",
+            change.verdict,
+        ]
+        for change in comparison.workloads
+    ]
+    columns = ("workload", ">base ms", ">now ms", ">change", ">interval", "moved")
+    spare = ("moved", "base ms", "now ms", "interval")
+    table = fitting_table(
+        "", (*columns, "against the base"), rows, width=console.width, spare=spare
     )
+    console.print(table)
     console.print()
     for note in against_notes(comparison):
         console.print(note_line(note), soft_wrap=True)
-
-
-def _change_cells(change: WorkloadChange) -> list[str]:
-    return [
-        row_name(change),
-        or_dash(change.base_ms, significant),
-        or_dash(change.now_ms, significant),
-        or_dash(change.counted_change, relative_change),
-        interval_words(change),
-        moved_words(change) or "-",
-        change.verdict,
-    ]
 
 
 # A scaling study in a terminal: one row for each point, with a bar and the prediction's mark.
@@ -215,35 +186,38 @@ def print_study(console: Console, study: ScalingStudy) -> None:
         *(">batch", ">ranks", f">{study.samples}/s", ">interval", ">predicted", ">its interval"),
         *(">off", ">efficiency", f"{_MEASURED} measured {_PREDICTED} predicted"),
     )
-    top = max((value for point in study.points for value in _values(point)), default=0.0)
-    rows = [_point_cells(point, top) for point in study.points]
-    title = " + ".join((study.name, *study.remedies))
-    console.print(
-        fitting_table(f"Scaling of {title}", columns, rows, width=console.width, spare=_STUDY_SPARE)
-    )
+    speeds = [(point.samples_per_s, point.predicted_samples_per_s) for point in study.points]
+    top = max((value for pair in speeds for value in pair if value), default=0.0)
+
+    def ends(low: float | None, high: float | None) -> str:
+        return interval(low, high) if low is not None and high is not None else "-"
+
+    rows = [
+        (
+            f"{point.batch:,}",
+            str(point.ranks),
+            or_dash(point.samples_per_s, significant),
+            ends(point.low, point.high),
+            or_dash(point.predicted_samples_per_s, significant),
+            ends(point.predicted_low, point.predicted_high),
+            or_dash(prediction_error(point), signed_percent),
+            or_dash(point.efficiency, percent),
+            draw_bar(point, top),
+        )
+        for point in study.points
+    ]
+    title = f"Scaling of {' + '.join((study.name, *study.remedies))}"
+    console.print(fitting_table(title, columns, rows, width=console.width, spare=_STUDY_SPARE))
     words = (saturation_words(study), efficiency_words(study), prediction_words(study.points))
     for sentence in filter(None, words):
         console.print(Text(sentence), soft_wrap=True)
-    for point in study.points:
-        if point.why:
-            place = f"batch {point.batch:,}, ranks {point.ranks}"
-            console.print(note_line(f"{place}: {one_line(point.why)}"), soft_wrap=True)
-    for note in study.notes:
+    notes = [
+        f"batch {point.batch:,}, ranks {point.ranks}: {point.why}"
+        for point in study.points
+        if point.why
+    ]
+    for note in (*notes, *study.notes):
         console.print(note_line(one_line(note)), soft_wrap=True)
-
-
-def _point_cells(point: StudyPoint, top: float) -> Sequence[str]:
-    return (
-        f"{point.batch:,}",
-        str(point.ranks),
-        or_dash(point.samples_per_s, significant),
-        _interval(point.low, point.high),
-        or_dash(point.predicted_samples_per_s, significant),
-        _interval(point.predicted_low, point.predicted_high),
-        or_dash(prediction_error(point), signed_percent),
-        or_dash(point.efficiency, percent),
-        draw_bar(point, top),
-    )
 
 
 def draw_bar(point: StudyPoint, top: float, width: int = _BAR) -> str:
@@ -256,11 +230,3 @@ def draw_bar(point: StudyPoint, top: float, width: int = _BAR) -> str:
         at = round(width * point.predicted_samples_per_s / top) - 1
         cells[min(width - 1, max(0, at))] = _PREDICTED
     return "".join(cells).rstrip()
-
-
-def _values(point: StudyPoint) -> list[float]:
-    return [value for value in (point.samples_per_s, point.predicted_samples_per_s) if value]
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return interval(low, high) if low is not None and high is not None else "-"

@@ -6,22 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-import numpy as np
 from rich.table import Table
 
 from stepscope.explain.job.hosts import columns_by_host
 from stepscope.explain.job.rank_part import typical_step
 from stepscope.explain.job.stragglers import LEAST_EXCESS
+from stepscope.records.explanation import Explanation, RankExplanation
 from stepscope.text.figures import duration, factor, milliseconds, percent, significant, size
 from stepscope.text.words import named_ranks
 from stepscope.ui.terminal.console import make_console
 from stepscope.ui.topics.distributed import rank_on_host, straggler_name
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Explanation, RankExplanation
 
 TIGHT = 0.9  # of the device's memory
 FEW_RANKS = 8
@@ -45,8 +42,11 @@ def check_health(explanation: Explanation, captured: Sequence[dict[str, Any]]) -
     memory = [_memory(rank) for rank in captured]
     tight = [rank for rank in memory if (rank["share"] or 0.0) > TIGHT]
     stragglers = explanation.job.stragglers if explanation.job else None
-    verdict = _verdict(explanation, tight)
-    ranks = tuple(_rank(rank) for rank in explanation.ranks)
+    verdict = explanation.verdict
+    if tight and explanation.findings[0].id != "straggler":
+        numbers = ", ".join(str(rank["rank"]) for rank in tight[:8])
+        verdict = f"memory is nearly full on rank {numbers}"
+    ranks = [_rank(rank) for rank in explanation.ranks]
     hosts = list_hosts(explanation)
     return Health(
         verdict=verdict,
@@ -54,55 +54,43 @@ def check_health(explanation: Explanation, captured: Sequence[dict[str, Any]]) -
         lines=(
             ("health", verdict),
             ("why", explanation.why),
-            *_pace(explanation),
+            ("pace", _about_pace(ranks)),
             ("hosts", _about_hosts(hosts)),
             ("stragglers", _about_stragglers(explanation)),
-            ("use", _use(explanation)),
+            ("use", _about_use(explanation)),
             ("memory", _about_memory(memory)),
             ("next", explanation.next),
         ),
-        ranks=ranks,
+        ranks=tuple(ranks),
         hosts=tuple(hosts),
         stragglers=msgspec.to_builtins(stragglers) if stragglers else {"verdict": "one rank only"},
         memory=tuple(memory),
     )
 
 
-def _verdict(explanation: Explanation, tight: list[dict[str, Any]]) -> str:
-    top = explanation.findings[0]
-    if tight and top.id != "straggler":
-        ranks = ", ".join(str(rank["rank"]) for rank in tight[:8])
-        return f"memory is nearly full on rank {ranks}"
-    return explanation.verdict
-
-
 def _rank(rank: RankExplanation) -> dict[str, Any]:
-    times = typical_step(rank.part.pace)
+    times, has_pace = typical_step(rank.part.pace), len(rank.part.pace) > 0
+    shares = {part.id: part.share for part in rank.budget.parts}
     return {
         "rank": rank.rank,
         "host": rank.part.host,
         "step_ms": rank.budget.step_ms,
-        "own_ms": times.own_ms if len(rank.part.pace) else None,
-        "input_ms": times.input_ms if len(rank.part.pace) else None,
-        "compute_share": _share(rank, "compute"),
-        "exposed_comm_share": _share(rank, "exposed_comm"),
+        "own_ms": times.own_ms if has_pace else None,
+        "input_ms": times.input_ms if has_pace else None,
+        "compute_share": shares.get("compute", 0),
+        "exposed_comm_share": shares.get("exposed_comm", 0),
     }
 
 
-def _share(rank: RankExplanation, name: str) -> float:
-    return sum(part.share for part in rank.budget.parts if part.id == name)
-
-
-def _pace(explanation: Explanation) -> list[tuple[str, str]]:
+def _about_pace(ranks: Sequence[dict[str, Any]]) -> str:
     """Every rank when there are few, else both ends."""
-    rows = sorted(map(_rank, explanation.ranks), key=lambda row: -(row["own_ms"] or 0))
-    steps = [row["step_ms"] for row in rows]
-    pace = f"{duration(float(np.median(steps)) * 1e6)} per step"
+    rows = sorted(ranks, key=lambda row: -(row["own_ms"] or 0))
+    pace = f"{duration(median(row['step_ms'] for row in rows) * 1e6)} per step"
     if len(rows) == 1:
-        return [("pace", pace)]
+        return pace
     named = rows if len(rows) <= FEW_RANKS else [*rows[:3], *rows[-2:]]
     own = ", ".join(f"{row['rank']}: {significant(row['own_ms'] or 0.0)}" for row in named)
-    return [("pace", f"{pace}; without communication, ms by rank, slowest first: {own}")]
+    return f"{pace}; without communication, ms by rank, slowest first: {own}"
 
 
 def list_hosts(explanation: Explanation) -> list[dict[str, Any]]:
@@ -136,20 +124,15 @@ def list_hosts(explanation: Explanation) -> list[dict[str, Any]]:
 
 def _about_hosts(hosts: list[dict[str, Any]]) -> str:
     """Those that are late by more than a straggler's threshold first; both ends of many."""
-    if not hosts:
-        return ""
     named = hosts if len(hosts) <= FEW_HOSTS else [*hosts[:3], hosts[-1]]
-    words = [_about_host(host) for host in named]
+    words = []
+    for host in named:
+        late = host["late_ms"] > LEAST_EXCESS * host["own_ms"]
+        pace = f"late by {milliseconds(host['late_ms'])}" if late else milliseconds(host["own_ms"])
+        words.append(f"{host['host']}: {named_ranks(host['ranks'])} {pace}")
     if len(named) < len(hosts):
         words.insert(-1, f"{len(hosts) - len(named)} more between")
     return "; ".join(words)
-
-
-def _about_host(host: dict[str, Any]) -> str:
-    who = f"{host['host']}: {named_ranks(host['ranks'])}"
-    if host["late_ms"] > LEAST_EXCESS * host["own_ms"]:
-        return f"{who} late by {milliseconds(host['late_ms'])}"
-    return f"{who} {milliseconds(host['own_ms'])}"
 
 
 def _about_stragglers(explanation: Explanation) -> str:
@@ -166,7 +149,7 @@ def _about_stragglers(explanation: Explanation) -> str:
     )
 
 
-def _use(explanation: Explanation) -> str:
+def _about_use(explanation: Explanation) -> str:
     parts = {part.id: part.share for part in explanation.budget.parts}
     compute, comm = parts.get("compute", 0.0), parts.get("exposed_comm", 0.0)
     loading = parts.get("data_loading", 0.0)
@@ -180,16 +163,15 @@ def _use(explanation: Explanation) -> str:
 def _memory(captured: dict[str, Any]) -> dict[str, Any]:
     memory = captured.get("memory") or {}
     peak = memory.get("peak") or {}
-    held = peak.get("reserved_bytes") or peak.get("allocated_bytes")
+    reserved = peak.get("reserved_bytes") or peak.get("allocated_bytes")
     device = captured.get("device")
     device_bytes = device.get("memory_bytes") if isinstance(device, dict) else None
-    known = {name: value for name, value in (peak.get("categories") or {}).items() if value}
     return {
         "rank": captured.get("rank"),
-        "peak_bytes": held,
+        "peak_bytes": reserved,
         "device_bytes": device_bytes,
-        "share": min(1.0, held / device_bytes) if held and device_bytes else None,
-        "categories": known,
+        "share": min(1.0, reserved / device_bytes) if reserved and device_bytes else None,
+        "categories": {name: held for name, held in (peak.get("categories") or {}).items() if held},
     }
 
 
@@ -207,9 +189,6 @@ def _about_memory(memory: list[dict[str, Any]]) -> str:
     most = max(known, key=lambda rank: sum(rank["categories"].values()))
     held = ", ".join(f"{name} {size(value)}" for name, value in most["categories"].items())
     return f"rank {most['rank']}: {held}; the CPU has no allocator that counts the rest"
-
-
-# A job's health in a terminal: a word and a sentence on each line.
 
 
 def print_health(health: Health, *, width: int | None = None) -> None:

@@ -13,10 +13,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from stepscope.explain.whole_run.live import explain_live
@@ -24,6 +25,7 @@ from stepscope.records.rank import ALL_PHASES
 from stepscope.records.run import LiveRank, LiveRun, Stall
 from stepscope.text.figures import long_duration, milliseconds, percent, significant
 from stepscope.text.words import counted
+from stepscope.trace.run_folder.follow_run import RunFollower
 from stepscope.ui.terminal.console import (
     COLOURS,
     FAINT,
@@ -55,11 +57,6 @@ from stepscope.ui.words import (
     times_items,
 )
 
-if TYPE_CHECKING:
-    from rich.live import Live
-
-    from stepscope.trace.run_folder.follow_run import RunFollower
-
 _LEAST_REST = 9  # times as long as a look took: at most a tenth of a core
 _LONGEST_REST_S = 60.0
 _NARROWEST = 60
@@ -82,19 +79,14 @@ def show_live(follower: RunFollower, interval: float) -> None:
     if not console.is_terminal or console.is_dumb_terminal:
         _print(console, look(follower))
         return
-    _tread_lightly()
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(_NICER)  # the job comes first
     run = look(follower)
     if not run.has_ended:
         with contextlib.suppress(KeyboardInterrupt), _keyboard() as keys, _screen(console) as live:
             for run, hint in _follow(follower, run, keys, interval):  # noqa: B020
                 _draw(live, run, hint)
     _print(console, run)
-
-
-def _tread_lightly() -> None:
-    """The job comes first."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(_NICER)
 
 
 def _follow(
@@ -119,8 +111,6 @@ def _follow(
 
 def _draw(live: Live, run: LiveRun, keys: str) -> None:
     """As large as the terminal is now."""
-    from rich.text import Text
-
     terminal = shutil.get_terminal_size()
     live.console.width = max(_NARROWEST, terminal.columns)
     live.console.height = terminal.lines
@@ -136,19 +126,17 @@ def _print(console: Console, run: LiveRun) -> None:
 @contextlib.contextmanager
 def _screen(console: Console) -> Iterator[Live]:
     """A screen of its own; SIGTERM ends it as Ctrl-C does."""
-    from rich.live import Live
 
-    before = signal.signal(signal.SIGTERM, _leave)
+    def leave(number: int, frame: Any) -> None:
+        del frame
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             yield live
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, frame: Any) -> None:
-    del frame
-    sys.exit(128 + number)
 
 
 class _Keys:
@@ -313,8 +301,7 @@ def _over_time(rank: LiveRank, width: int, *, brief: bool) -> list[Text]:
     marks = mark_stalls(series, room)
     lines = labelled("over time", [draw_steps(series, room), *([marks] if marks else [])])
     if len(series.number) > _RECENT and not brief:
-        title = f"last {_RECENT}"
-        lines += labelled(title, [draw_steps(series, room, _RECENT)])
+        lines += labelled(f"last {_RECENT}", [draw_steps(series, room, _RECENT)])
     return lines
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,7 +12,7 @@ from stepscope.explain.memory.model import LABELS
 from stepscope.records.memory import Memory, Theory
 from stepscope.text.figures import percent, size
 from stepscope.text.words import counted
-from stepscope.ui.terminal.console import draw_bar, draw_legend, text_line, titled_table
+from stepscope.ui.terminal.console import FAINT, draw_bar, draw_legend, text_line, titled_table
 from stepscope.ui.topics.device_use import (
     batch_words,
     memory_headline,
@@ -40,36 +42,39 @@ _MOST_ROWS = 5
 
 def memory_sections(
     memory: Memory, *, top: int = 8, width: int = 100, ranks: int = 1
-) -> list[RenderableType]:
+) -> Iterator[RenderableType]:
     """Measurements first, then what follows from them; ZeRO only for several ranks."""
-    out: list[RenderableType] = [
-        Text.assemble(("memory  ", "bold"), text_line(memory_headline(memory)))
-    ]
+    yield Text.assemble(("memory  ", "bold"), text_line(memory_headline(memory)))
     shown = shown_categories(memory)
     if len(shown) > 1:
         whole = sum(held for _, held in shown)
-        parts = [(held / whole, _FILLS[name], _COLOURS[name]) for name, held in shown]
-        out += [draw_bar(parts, width), _legend(shown, whole, width)]
-    out += [_remarks(memory), Text()]
-    rows = min(top, _MOST_ROWS)
+        yield draw_bar(
+            [(held / whole, _FILLS[name], _COLOURS[name]) for name, held in shown], width
+        )
+        legend = [
+            (_FILLS[name], _COLOURS[name], f"{LABELS[name]:<15}", size(held), held / whole)
+            for name, held in shown
+        ]
+        yield draw_legend(legend, width, room=36)
+    yield Text("\n".join(map(one_line, _remarks(memory))), style=FAINT)
+    yield Text()
+    most = min(top, _MOST_ROWS)
     if memory.by_site:
-        out += [_sites(memory, rows, width), Text()]
+        yield from (_sites(memory, most, width), Text())
     if memory.by_module and memory.source != "snapshot":
-        out += [_modules(memory, rows, width), Text()]
+        whole = sum(row.size_bytes for row in memory.by_module) or 1
+        room = max(16, width - 24)
+        rows = [
+            (size(row.size_bytes), percent(row.size_bytes / whole), short_kernel(row.module, room))
+            for row in memory.by_module[:most]
+        ]
+        yield titled_table("activations", ">size", ">share", "by module", rows=rows)
+        yield Text()
     if ranks > 1 and memory.theory is not None and memory.theory.parameters_bytes:
-        out += [_zero(memory.theory, ranks), Text()]
-    return out
+        yield from (_zero(memory.theory, ranks), Text())
 
 
-def _legend(shown: list[tuple[str, int]], whole: int, width: int) -> Table:
-    parts = [
-        (_FILLS[name], _COLOURS[name], f"{LABELS[name]:<15}", size(held), held / whole)
-        for name, held in shown
-    ]
-    return draw_legend(parts, width, room=36)
-
-
-def _remarks(memory: Memory) -> Text:
+def _remarks(memory: Memory) -> list[str]:
     lines = []
     if memory.pools:
         kept = sum(pool.size_bytes for pool in memory.pools)
@@ -83,44 +88,36 @@ def _remarks(memory: Memory) -> Text:
     unknown = unknown_categories(memory)
     if unknown and memory.source != "snapshot":
         lines.append(f"not captured: {', '.join(unknown)}")
-    lines += memory.notes
-    return Text("\n".join(map(one_line, lines)), style="bright_black")
+    return [*lines, *memory.notes]
 
 
 def _sites(memory: Memory, most: int, width: int) -> Table:
-    columns = (">size", ">share", ">blocks", "for", "operator", "where")
-    table = titled_table("held at the peak, by operator that allocated it", *columns)
-    for site in memory.by_site[:most]:
-        table.add_row(
+    rows = [
+        (
             size(site.size_bytes),
             percent(site.size_bytes / memory.peak_bytes) if memory.peak_bytes else "",
-            str(site.blocks) if site.blocks else "",
+            str(site.blocks or ""),
             LABELS[site.category] if site.category else "",
             short_kernel(site.operator, 30),
             short_kernel(place_words(site), max(16, width - 76)),
         )
-    return table
-
-
-def _modules(memory: Memory, most: int, width: int) -> Table:
-    table = titled_table("activations", ">size", ">share", "by module")
-    whole = sum(row.size_bytes for row in memory.by_module) or 1
-    for row in memory.by_module[:most]:
-        table.add_row(
-            size(row.size_bytes),
-            percent(row.size_bytes / whole),
-            short_kernel(row.module, max(16, width - 24)),
-        )
-    return table
+        for site in memory.by_site[:most]
+    ]
+    columns = (">size", ">share", ">blocks", "for", "operator", "where")
+    return titled_table("held at the peak, by operator that allocated it", *columns, rows=rows)
 
 
 def _zero(theory: Theory, ranks: int) -> Table:
     """For up to eight times as many ranks as the job has."""
     shown = tuple(count for count in _RANKS if count <= _TIMES_THE_JOB * ranks)
-    columns = ["ZeRO", *(f">{counted(count, 'rank')}" for count in shown), ">traffic"]
     title = "parameters, gradients and optimizer state per rank, by formula"
-    table = titled_table(title, *columns)
-    for stage, rows in zero_rows(theory, shown):
-        cells = [size(row.size_bytes) for row in rows]
-        table.add_row("none" if stage == 0 else f"stage {stage}", *cells, f"{rows[0].volume:g}x")
-    return table
+    columns = ["ZeRO", *(f">{counted(count, 'rank')}" for count in shown), ">traffic"]
+    rows = [
+        (
+            f"stage {stage}" if stage else "none",
+            *(size(row.size_bytes) for row in cells),
+            f"{cells[0].volume:g}x",
+        )
+        for stage, cells in zero_rows(theory, shown)
+    ]
+    return titled_table(title, *columns, rows=rows)

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from stepscope.explain.findings import NO_LOSS, leads_all
 from stepscope.explain.incomplete_ranks import covers_span, is_server_only
-from stepscope.records.explanation import Advice, Budget, Explanation, Finding, Part, Place, called
-from stepscope.records.quality import Note
+from stepscope.records.explanation import Advice, Budget, Explanation, Finding, called
 from stepscope.text.figures import duration, milliseconds, percent, size, trimmed
 from stepscope.text.words import counted
 from stepscope.ui.terminal.console import (
@@ -35,7 +34,8 @@ from stepscope.ui.terminal.console import (
     wrapped,
 )
 from stepscope.ui.terminal.whole_run import run_line
-from stepscope.ui.topics.whatif import WORTH
+from stepscope.ui.topics.device_use import batch_words, memory_headline
+from stepscope.ui.topics.whatif import WORTH, together_line
 from stepscope.ui.words import PARTS, applied_line, failed_line, one_line, short_kernel
 
 MOST_LINES = 24  # `run` adds one: where its folder is
@@ -95,14 +95,10 @@ def short_lines(
     for findings in range(_MOST_FINDINGS, _FEWEST_FINDINGS - 1, -1):
         lines = _lines(explanation, console, more, report, findings, memory_limit)
         if len(lines) <= MOST_LINES:
-            break
-    return _without_gaps(lines, MOST_LINES)
-
-
-def _without_gaps(lines: list[Text], most: int) -> list[Text]:
-    """Empty lines make way for others, the last ones first."""
+            return lines
+    # Empty lines make way for others, the last ones first.
     gaps = [place for place, line in enumerate(lines) if not line]
-    removed = set(gaps[max(0, len(gaps) + most - len(lines)) :] if len(lines) > most else ())
+    removed = gaps[max(0, len(gaps) + MOST_LINES - len(lines)) :]
     return [line for place, line in enumerate(lines) if place not in removed]
 
 
@@ -116,9 +112,12 @@ def _lines(
 ) -> list[Text]:
     width = console.width
     style = f"bold {SEVERITY_STYLES[explanation.findings[0].severity]}"
-    failed = failed_line(explanation)
+    failed, applied = failed_line(explanation), applied_line(explanation.origin)
     out = labelled("failed", wrapped(failed, console, _WHY_LINES, "bold red"))
-    out += [_headline(explanation, width), *_applied(explanation, width), Text()]
+    out.append(_headline(explanation, width))
+    if applied:
+        out += labelled("with", [text_line(cut(applied, width - LABELS))])
+    out.append(Text())
     out += labelled("verdict", wrapped(explanation.verdict, console, _VERDICT_LINES, style))
     out += labelled("why", wrapped(explanation.why, console, _WHY_LINES))
     out += labelled("next", wrapped(explanation.next, console, _NEXT_LINES))
@@ -130,16 +129,11 @@ def _lines(
     out += labelled("notes", _notes(explanation, console))
     if report is not None:
         out += labelled("report", [text_line(_clickable(report), "bold")])
-    out += labelled("more", _more(explanation, more, width))
-    return out
-
-
-def _more(explanation: Explanation, more: str, width: int) -> list[Text]:
-    """Lead to the page of the first finding and to all numbers; on one line if both fit."""
+    # The page of the first finding and all numbers, on one line if both fit.
     why = f"stepscope why {explanation.findings[0].id}"
     both = f"{why} · {more}"
     rows = [both] if cell_len(both) <= width - LABELS else [why, more]
-    return [text_line(row, style=FAINT) for row in rows]
+    return out + labelled("more", [text_line(row, style=FAINT) for row in rows])
 
 
 def _headline(explanation: Explanation, width: int) -> Text:
@@ -158,12 +152,6 @@ def _headline(explanation: Explanation, width: int) -> Text:
     rest = " · ".join(facts)
     name = short_kernel(_name(explanation), max(12, width - cell_len(rest) - 3))
     return text_line(cut(f"{name} · {rest}", width), style=FAINT)
-
-
-def _applied(explanation: Explanation, width: int) -> list[Text]:
-    """One line: the remedies that the run was started with."""
-    words = applied_line(explanation.origin)
-    return labelled("with", [text_line(cut(words, width - LABELS))]) if words else []
 
 
 def _name(explanation: Explanation) -> str:
@@ -195,10 +183,11 @@ def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
     """The step's bar and legend; the peak for a memory snapshot."""
     memory = explanation.ranks[0].memory
     if memory is not None and memory.source == "snapshot":
-        from stepscope.ui.topics.device_use import memory_headline
-
         return labelled("memory", [text_line(cut(memory_headline(memory), width - LABELS))])
-    server = _server_line(explanation, width)
+    server = []
+    if explanation.together is not None:
+        words = together_line(explanation.together)
+        server = labelled("server", [text_line(cut(words, width - LABELS))])
     if is_server_only(explanation.ranks[0]):
         return server
     bar = [budget_bar(explanation.budget, width), *_legend(explanation.budget, width), *server]
@@ -210,8 +199,6 @@ def _what_fits(explanation: Explanation, limit: int | None, console: Console) ->
     """The largest batch within --memory-limit, or why it is not known."""
     if limit is None:
         return []
-    from stepscope.ui.topics.device_use import batch_words
-
     memory = [rank.memory for rank in explanation.ranks if rank.memory is not None]
     fits = [one.largest_batch for one in memory if one.largest_batch is not None]
     if fits:
@@ -220,41 +207,28 @@ def _what_fits(explanation: Explanation, limit: int | None, console: Console) ->
     return wrapped(f"{words}; stepscope run records it", console, _NEXT_LINES)
 
 
-def _server_line(explanation: Explanation, width: int) -> list[Text]:
-    if explanation.together is None:
-        return []
-    from stepscope.ui.topics.whatif import together_line
-
-    words = together_line(explanation.together)
-    return labelled("server", [text_line(cut(words, width - LABELS))])
-
-
 def _legend(budget: Budget, width: int) -> list[Text]:
     """Visible parts in the order of the bar; the rest is one sum, so that all add up."""
     parts = [part for part in budget.parts if part.share >= _VISIBLE]
     for shown in range(len(parts), 0, -1):
         largest = sorted(parts, key=lambda part: -part.share)[:shown]
-        items = [_item(part) for part in budget.parts if part in largest]
+        items = [
+            Text.assemble(
+                (f"{FILLS[part.id]} ", COLOURS[part.id]),
+                f"{PARTS[part.id][0].lower()} {milliseconds(part.ms)} ",
+                (percent(part.share), "bold" if part.share >= 0.1 else ""),
+            )
+            for part in budget.parts
+            if part in largest
+        ]
         rest = [part for part in budget.parts if part not in largest]
-        if sum(part.share for part in rest) >= _VISIBLE:
-            items.append(_rest(rest))
+        ms, share = sum(part.ms for part in rest), sum(part.share for part in rest)
+        if share >= _VISIBLE:
+            items.append(Text(f"rest {milliseconds(ms)} {percent(share)}", style=FAINT))
         rows = flow(items, width)
         if len(rows) <= _LEGEND_LINES:
             return rows
     return []
-
-
-def _item(part: Part) -> Text:
-    return Text.assemble(
-        (f"{FILLS[part.id]} ", COLOURS[part.id]),
-        f"{PARTS[part.id][0].lower()} {milliseconds(part.ms)} ",
-        (percent(part.share), "bold" if part.share >= 0.1 else ""),
-    )
-
-
-def _rest(parts: Sequence[Part]) -> Text:
-    ms, share = sum(part.ms for part in parts), sum(part.share for part in parts)
-    return Text(f"rest {milliseconds(ms)} {percent(share)}", style=FAINT)
 
 
 def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
@@ -297,17 +271,15 @@ def _finding(finding: Finding, width: int, *, leads: bool, whose: str) -> Text:
     of = f", {known} of {_WHOLES[finding.of]}" if known and not _is_of_step(finding) else ""
     row = Text(f"{share:>4}  ")
     row.append(cut(f"{finding.title}{whose}{of}", width - 6), SEVERITY_STYLES[finding.severity])
-    about = [words for place in finding.where[:1] for words in _place_words(place)]
+    about = []
+    for place in finding.where[:1]:  # the longest first
+        line = f"{place.file}:{place.line}"
+        short = f"{Path(place.file).name}:{place.line}"
+        about += [f"{line} {place.function}".rstrip(), line, short]
     if not leads:
         about += [remedy.summary for remedy in finding.remedies[:1]] + list(finding.evidence[:1])
     fitting = (text for text in about if cell_len(text) <= width - row.cell_len - 2)
     return row.append(one_line(f"  {next(fitting, '')}".rstrip()), style=FAINT)
-
-
-def _place_words(place: Place) -> list[str]:
-    """Longest first."""
-    line = f"{place.file}:{place.line}"
-    return [f"{line} {place.function}".rstrip(), line, f"{Path(place.file).name}:{place.line}"]
 
 
 def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
@@ -325,24 +297,27 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     gains = [" ".join(filter(None, change.gain.words())) for change in best]
     for change, gain in zip(best, gains, strict=True):
         row = Text(f"{gain:<{max(map(len, gains))}}  ")
-        rows += _with_setting(row, change, width - LABELS)
+        # How to ask for it never gives way: it has the next line, if need be.
+        setting = f"--set {change.setting}"
+        left = width - LABELS - row.cell_len
+        if cell_len(change.label) + 2 + cell_len(setting) <= left:
+            rows.append(row.append(change.label).append(f"  {setting}", style=FAINT))
+        elif cell_len(setting) <= left:
+            rows.append(row.append(setting, style=FAINT))
+        else:
+            rows += [row.append(cut(change.label, left)), Text(f"  {setting}", style=FAINT)]
     return rows
-
-
-def _with_setting(row: Text, change: Advice, room: int) -> list[Text]:
-    """The label and how to ask for it, which never gives way: it has the next line, if need be."""
-    setting = f"--set {change.setting}"
-    left = room - row.cell_len
-    if cell_len(change.label) + 2 + cell_len(setting) <= left:
-        return [row.append(change.label).append(f"  {setting}", style=FAINT)]
-    if cell_len(setting) <= left:
-        return [row.append(setting, style=FAINT)]
-    return [row.append(cut(change.label, left)), Text(f"  {setting}", style=FAINT)]
 
 
 def _notes(explanation: Explanation, console: Console) -> list[Text]:
     """Show the first grave note of each kind, two at most; then the last one left, or a count."""
-    notes = _all_notes(explanation)
+    several = len(explanation.ranks) > 1
+    notes = [("", note) for note in explanation.quality]
+    notes += [
+        (f"{rank.called}: " if several else "", note)
+        for rank in explanation.ranks
+        for note in rank.quality
+    ]
     kinds = {note.id: f"{whose}{note.detail}" for whose, note in reversed(notes)}
     grave = [text for name, text in reversed(kinds.items()) if name in GRAVE][:2]
     rows = [
@@ -357,17 +332,6 @@ def _notes(explanation: Explanation, console: Console) -> list[Text]:
         words = counted(left, "more note" if grave else "note")
         rows.append(Text(f"{words} about the input: --full", style=FAINT))
     return rows
-
-
-def _all_notes(explanation: Explanation) -> list[tuple[str, Note]]:
-    """Each note with the name of its rank."""
-    several = len(explanation.ranks) > 1
-    own = [
-        (f"{rank.called}: " if several else "", note)
-        for rank in explanation.ranks
-        for note in rank.quality
-    ]
-    return [*(("", note) for note in explanation.quality), *own]
 
 
 def _clickable(report: Path) -> str:

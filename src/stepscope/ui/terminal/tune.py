@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from stepscope.records.comparison import TriedConfiguration, TuneResult, short_name, short_why
@@ -27,40 +27,44 @@ _SPARE = ("memory", "predicted", "numbers")
 def print_tune(
     result: TuneResult, folder: Path, report: Path | None = None, *, width: int | None = None
 ) -> None:
-    """Everything, to stdout; the command to go on with is the last line."""
+    """The command to go on with is the last line."""
     console = make_console(width)
     console.print(answer_grid(tune_answer(result, folder), "bold green" if result.kept else "bold"))
     console.print()
     if result.trials:
-        console.print(_table(result, console.width))
+        baseline = TriedConfiguration(
+            measured_ms=result.baseline_ms,
+            low_ms=result.baseline_low_ms,
+            high_ms=result.baseline_high_ms,
+            peak_bytes=result.baseline_peak_bytes,
+        )
+        _, _, measured, ends, memory, *_ = _cells(baseline, result.kept)
+        first = [configuration_words(()), "", measured, ends.strip("-"), memory, "", ""]
+        rows = [first, *(_cells(row, result.kept) for row in result.trials)]
+        columns = ["changes", ">predicted", ">measured", ">95%", ">memory", "numbers", "kept"]
+        title = "what was tried, ms per step"
+        console.print(fitting_table(title, columns, rows, width=console.width, spare=_SPARE))
         console.print()
     _print_reasons(console, result)
-    _print_change(console, result)
+    if result.patch:
+        _print_block(console, "the change", result.patch.splitlines())
+    by_hand = [
+        *result.by_hand,
+        *(f"set {name}={value}" for name, value in result.variables.items()),
+    ]
+    if by_hand:
+        _print_block(console, "by hand", [f"  {line}" for line in by_hand])
     print_path(console, "folder  ", folder)
     print_path(console, "report  ", report)
     if result.kept:
         console.print(Text(run_command(result), style="bold"), soft_wrap=True)
 
 
-def _table(result: TuneResult, width: int) -> Table:
-    columns = ["changes", ">predicted", ">measured", ">95%", ">memory", "numbers", "kept"]
-    rows = [_baseline(result), *(_cells(row, result.kept) for row in result.trials)]
-    return fitting_table("what was tried, ms per step", columns, rows, width=width, spare=_SPARE)
-
-
-def _baseline(result: TuneResult) -> list[str]:
-    ends = ""
-    if result.baseline_low_ms is not None and result.baseline_high_ms is not None:
-        ends = interval(result.baseline_low_ms, result.baseline_high_ms)
-    return [
-        configuration_words(()),
-        "",
-        or_dash(result.baseline_ms, significant),
-        ends,
-        or_dash(result.baseline_peak_bytes, size),
-        "",
-        "",
-    ]
+def _print_block(console: Console, title: str, lines: Sequence[str]) -> None:
+    console.print(Text(title, style="bold"))
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    console.print()
 
 
 def _cells(row: TriedConfiguration, kept: tuple[str, ...]) -> list[str]:
@@ -85,31 +89,10 @@ def _print_reasons(console: Console, result: TuneResult) -> None:
             console.print(note_line(row.parity_detail), soft_wrap=True)
     if result.trials:
         console.print()
-    if result.left_out:
-        console.print(Text("not tried", style="bold"))
-        for why, remedies in _by_reason(result).items():
-            console.print(Text(f"  {', '.join(remedies)}: {why}"), soft_wrap=True)
-        console.print()
-
-
-def _by_reason(result: TuneResult) -> dict[str, list[str]]:
-    """Many remedies need a GPU or several ranks: one line each would hide the others."""
+    # Many remedies need a GPU or several ranks: one line each would hide the others.
     reasons: dict[str, list[str]] = {}
     for left in result.left_out:
         reasons.setdefault(left.why, []).append(left.remedy)
-    return reasons
-
-
-def _print_change(console: Console, result: TuneResult) -> None:
-    """The patch, then what a person has to add."""
-    if result.patch:
-        console.print(Text("the change", style="bold"))
-        for line in result.patch.splitlines():
-            console.print(Text(line), soft_wrap=True)
-        console.print()
-    lines = [*result.by_hand, *(f"set {name}={value}" for name, value in result.variables.items())]
-    if lines:
-        console.print(Text("by hand", style="bold"))
-        for line in lines:
-            console.print(Text(f"  {line}"), soft_wrap=True)
-        console.print()
+    if reasons:
+        lines = [f"  {', '.join(remedies)}: {why}" for why, remedies in reasons.items()]
+        _print_block(console, "not tried", lines)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.records.run import AccountPart, RankRun, Stall, WholeRun
+from stepscope.records.run import AccountPart, RankRun, RunAccount, Stall, WholeRun
 from stepscope.text.figures import factor, long_duration, milliseconds, percent
 from stepscope.text.words import counted
 from stepscope.ui.terminal.console import (
@@ -37,82 +39,119 @@ _VISIBLE = 0.0005  # of the wall time
 
 def run_line(run: WholeRun, room: int) -> Text | None:
     """1,081 steps in 71.2 s: steady training 84%, start-up 9.1% · ▃▃▃█▃▃; None without steps."""
-    slowest = _slowest(run)
-    if slowest is None:
+    ranks = [rank for rank in run.ranks if rank.steps]
+    if not ranks:
         return None
+    slowest = max(ranks, key=lambda rank: rank.times.mean_ms if rank.times else 0.0)
     counts = [rank.steps for rank in run.ranks]
-    steps = counted(max(counts), "step")
-    words = steps if min(counts) == max(counts) else f"{min(counts):,} to {steps}"
+    words = counted(max(counts), "step")
+    if min(counts) < max(counts):
+        words = f"{min(counts):,} to {words}"
+    items: list[str] = []
     if run.account is not None:
         words += f" in {long_duration(1e6 * run.account.wall_ms)}"
-    items = account_items(run.account) if run.account else []
-    if run.account is None and slowest.times is not None:
+        items = account_items(run.account)
+    elif slowest.times is not None:
         items = times_items(slowest.times)[:3]
-    kept = _fitting(words, items, room - _FEWEST_SPARKS - 3) or _fitting(words, items, room)
-    line = Text(cut(f"{words}: {', '.join(kept)}" if kept else words, room))
+
+    def fitting(room: int) -> str:
+        """As many of the first items as fit after the words."""
+        line = words
+        for number in range(1, len(items) + 1):
+            longer = f"{words}: {', '.join(items[:number])}"
+            if cell_len(longer) > room:
+                break
+            line = longer
+        return line
+
+    short = fitting(room - _FEWEST_SPARKS - 3)
+    line = Text(cut(short if short != words else fitting(room), room))
     sparks = min(_SPARKS, room - line.cell_len - 3)
     if slowest.series is not None and sparks >= _FEWEST_SPARKS:
         line.append(" · ").append_text(draw_steps(slowest.series, sparks))
     return line
 
 
-def _fitting(words: str, items: list[str], room: int) -> list[str]:
-    """The first items, as many as fit after the words."""
-    kept: list[str] = []
-    for item in items:
-        if cell_len(f"{words}: {', '.join([*kept, item])}") > room:
-            break
-        kept.append(item)
-    return kept
-
-
-def _slowest(run: WholeRun) -> RankRun | None:
-    steps = [rank for rank in run.ranks if rank.steps]
-    return max(steps, key=lambda rank: rank.times.mean_ms if rank.times else 0.0, default=None)
-
-
-def run_sections(run: WholeRun, width: int) -> list[RenderableType]:
+def run_sections(run: WholeRun, width: int) -> Iterator[RenderableType]:
     """Account, stalls and changes of level; what a run does not have is left out."""
-    out: list[RenderableType] = []
-    if (accounts := _account_table(run, width)) is not None:
-        notes = run.account.notes if run.account else ()
-        out += [accounts, *map(note_line, notes), Text()]
-    if (times := _times_table(run, width)) is not None:
-        out += [times, Text()]
-    if any(rank.stalls for rank in run.ranks):
-        out += [_stall_table(run, width), Text()]
-    if any(rank.changes for rank in run.ranks):
-        out += [_change_table(run, width), Text()]
-    return out
+    if run.account is not None and run.account.wall_ms:
+        yield _account_table(run, run.account, width)
+        yield from (*map(note_line, run.account.notes), Text())
+    times = [
+        (
+            rank_name(rank),
+            f"{times.steps:,}",
+            milliseconds(times.mean_ms),
+            milliseconds(times.typical_ms),
+            milliseconds(times.median_ms),
+            milliseconds(times.p99_ms),
+            milliseconds(times.longest_ms),
+            percent(times.variation),
+        )
+        for rank in run.ranks
+        if (times := rank.times) is not None
+    ]
+    stalls = [(rank, stall) for rank in run.ranks for stall in rank.stalls]
+    stalls.sort(key=lambda pair: -pair[1].cost_ms - pair[1].between_epochs_ms)
+    changes = [
+        (
+            rank_name(rank),
+            f"{change.step:,}",
+            f"{change.low:,} to {change.high:,}",
+            milliseconds(change.before_ms),
+            milliseconds(change.after_ms),
+            factor(change.factor),
+        )
+        for rank in run.ranks
+        for change in rank.changes
+    ]
+    for title, columns, rows, spare in (
+        (
+            "steps of the whole run",
+            (">rank", ">steady", ">mean", ">typical", ">median", ">p99", ">longest", ">varies"),
+            times,
+            ("varies", "median", "steady", "longest"),
+        ),
+        (
+            "stalls: steps that take longer than a typical one",
+            ("cause", ">rank", ">cost a step", ">share", ">steps", ">every", ">one takes", "where"),
+            [_stall_row(rank, stall) for rank, stall in stalls],
+            ("one takes", "where", "rank"),
+        ),
+        (
+            "changes of the typical step",
+            (">rank", ">from step", ">between", ">before", ">after", ">times"),
+            changes,
+            ("times", "between"),
+        ),
+    ):
+        if rows:
+            shown = rows[: 2 * _MOST_RANKS]
+            yield from (fitting_table(title, columns, shown, width=width, spare=spare), Text())
 
 
-def _account_table(run: WholeRun, width: int) -> Table | None:
+def _account_table(run: WholeRun, account: RunAccount, width: int) -> Table:
     """Parts in rows; the mean and as many ranks as fit in columns."""
-    ranks = [rank for rank in run.ranks if rank.account is not None]
-    if run.account is None or not run.account.wall_ms:
-        return None
-    shown = ranks[: min(_MOST_RANKS, max(0, (width - 40) // _COLUMN))] if len(ranks) > 1 else []
-    wall = long_duration(1e6 * run.account.wall_ms)
-    title = f"wall time {wall}, goodput {percent(run.account.goodput)}"
+    ranks = [(rank_name(rank), rank.account) for rank in run.ranks if rank.account is not None]
+    room = min(_MOST_RANKS, max(0, (width - 40) // _COLUMN)) if len(ranks) > 1 else 0
+    wall = long_duration(1e6 * account.wall_ms)
     table = titled_table(
-        title, "", ">time", ">share", *(f">rank {rank_name(rank)}" for rank in shown)
+        f"wall time {wall}, goodput {percent(account.goodput)}",
+        *("", ">time", ">share", *(f">rank {name}" for name, _ in ranks[:room])),
     )
-    for part in run.account.parts:
+
+    def add_row(words: str, part: AccountPart, path: tuple[str, ...], style: str = "") -> None:
+        shares = [percent(_share(account.parts, path)) for _, account in ranks[:room]]
+        took = long_duration(1e6 * part.ms)
+        table.add_row(words, took, percent(part.share), *shares, style=style)
+
+    for part in account.parts:
         if part.share >= _VISIBLE:
-            table.add_row(*_account_row(account_words(part), part, shown, (part.id,)))
+            add_row(account_words(part), part, (part.id,))
             for inner in part.parts:
                 if inner.share >= _VISIBLE and len(part.parts) > 1:
-                    words = f"  {phase_words(inner.id)}"
-                    row = _account_row(words, inner, shown, (part.id, inner.id))
-                    table.add_row(*row, style=FAINT)
+                    add_row(f"  {phase_words(inner.id)}", inner, (part.id, inner.id), FAINT)
     return table
-
-
-def _account_row(
-    words: str, part: AccountPart, ranks: list[RankRun], path: tuple[str, ...]
-) -> list[str]:
-    shares = [_share(rank.account.parts if rank.account else (), path) for rank in ranks]
-    return [words, long_duration(1e6 * part.ms), percent(part.share), *map(percent, shares)]
 
 
 def _share(parts: tuple[AccountPart, ...], path: tuple[str, ...]) -> float:
@@ -122,52 +161,8 @@ def _share(parts: tuple[AccountPart, ...], path: tuple[str, ...]) -> float:
     return 0.0
 
 
-def _times_table(run: WholeRun, width: int) -> Table | None:
-    """The mean step of every rank, and what it hides."""
-    timed = [rank for rank in run.ranks if rank.times is not None]
-    if not timed:
-        return None
-    rows = [
-        [
-            rank_name(rank),
-            f"{times.steps:,}",
-            milliseconds(times.mean_ms),
-            milliseconds(times.typical_ms),
-            milliseconds(times.median_ms),
-            milliseconds(times.p99_ms),
-            milliseconds(times.longest_ms),
-            percent(times.variation),
-        ]
-        for rank in timed[: 2 * _MOST_RANKS]
-        if (times := rank.times) is not None
-    ]
-    columns = (">rank", ">steady", ">mean", ">typical", ">median", ">p99", ">longest", ">varies")
-    spare = ("varies", "median", "steady", "longest")
-    return fitting_table("steps of the whole run", columns, rows, width=width, spare=spare)
-
-
-def _stall_table(run: WholeRun, width: int) -> Table:
-    """The costliest first, over all ranks."""
-    listed = [(rank, stall) for rank in run.ranks for stall in rank.stalls]
-    listed.sort(key=lambda pair: -pair[1].cost_ms - pair[1].between_epochs_ms)
-    rows = [_stall_row(rank, stall) for rank, stall in listed[: 2 * _MOST_RANKS]]
-    columns = (
-        "cause",
-        ">rank",
-        ">cost a step",
-        ">share",
-        ">steps",
-        ">every",
-        ">one takes",
-        "where",
-    )
-    title = "stalls: steps that take longer than a typical one"
-    return fitting_table(title, columns, rows, width=width, spare=("one takes", "where", "rank"))
-
-
-def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
-    place = stall.where[0] if stall.where else None
-    return [
+def _stall_row(rank: RankRun, stall: Stall) -> tuple[str, ...]:
+    return (
         stall_words(stall),
         rank_name(rank),
         milliseconds(stall.cost_ms + stall.between_epochs_ms),
@@ -175,24 +170,5 @@ def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
         f"{stall.steps:,}" if stall.steps else "",
         f"{stall.period:,}" if stall.period else "",
         stall_time_words(stall),
-        one_line(place.short) if place else "",
-    ]
-
-
-def _change_table(run: WholeRun, width: int) -> Table:
-    rows = [
-        [
-            rank_name(rank),
-            f"{change.step:,}",
-            f"{change.low:,} to {change.high:,}",
-            milliseconds(change.before_ms),
-            milliseconds(change.after_ms),
-            factor(change.factor),
-        ]
-        for rank in run.ranks
-        for change in rank.changes
-    ]
-    columns = (">rank", ">from step", ">between", ">before", ">after", ">times")
-    title = "changes of the typical step"
-    spare = ("times", "between")
-    return fitting_table(title, columns, rows[: 2 * _MOST_RANKS], width=width, spare=spare)
+        one_line(stall.where[0].short) if stall.where else "",
+    )

@@ -14,10 +14,11 @@ import msgspec
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from stepscope.changes import CHANGES, PREDICTED
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.explain.cpu_use import is_beside_others
 from stepscope.predict.engine import Bench
-from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
+from stepscope.predict.whatifs import settings_for_remedy
 from stepscope.records.change_values import Consistency
 from stepscope.records.explanation import Finding, RankExplanation
 from stepscope.records.job import Job
@@ -89,8 +90,8 @@ def make_bench(analysis: RankAnalysis, rank: RankExplanation, job: Job | None = 
 
 def label(setting: Setting) -> str:
     """One change as people call it."""
-    whatif = WHATIFS.get(setting.name)
-    return whatif.describe(setting.value) if whatif else str(setting)
+    is_known = setting.name in PREDICTED
+    return CHANGES[setting.name].describe(setting.value) if is_known else str(setting)
 
 
 def labels(settings: Sequence[Setting]) -> str:
@@ -361,13 +362,13 @@ def usual(bench: Bench) -> list[Setting]:
     # What a larger batch takes on cores of one's own cannot be told from steps beside others.
     alone = not is_beside_others(context.cpu)
     return [
-        Setting(name=whatif.name, value=value)
-        for whatif in WHATIFS.values()
-        for value in whatif.usual
-        if (several or not whatif.for_several_ranks)
-        and (alone or whatif.name != "batch")
-        and (context.stalls_ns or not whatif.needs_every_step)
-        and (context.memory or value not in whatif.saves_memory)
+        Setting(name=name, value=value)
+        for name, change in PREDICTED.items()
+        for value in change.usual
+        if (several or not change.for_several_ranks)
+        and (alone or name != "batch")
+        and (context.stalls_ns or not change.needs_every_step)
+        and (context.memory or value not in change.saves_memory)
     ]
 
 

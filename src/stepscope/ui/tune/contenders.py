@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.fix.declaration import Effect
-from stepscope.fix.named_changes import NUDGED, REDRAWN, ChosenFix
+from stepscope.changes.change import Effect
+from stepscope.fix.named_changes import NUDGED, REDRAWN, ChosenChange
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.ui.tune.plan import EFFECT_WORDS, PlannedRemedy
 from stepscope.verify.parity import Parity, check_parity, coarsest_precision
@@ -30,7 +30,7 @@ class Contender:
     """One remedy with its value, and what is known of it so far."""
 
     planned: PlannedRemedy
-    chosen: ChosenFix
+    chosen: ChosenChange
     alone: TrialRun | None = None
     screening: Screening | None = None
     checked: CheckedTrial | None = None  # what its numbers and its memory show
@@ -124,11 +124,11 @@ class TrialRules:
         self,
         bases: Sequence[TrialRun],
         trial: TrialRun,
-        members: Sequence[ChosenFix],
+        members: Sequence[ChosenChange],
         controls: Controls,
     ) -> CheckedTrial:
         """`bases` are runs of the command as it is; `members` are the remedies applied."""
-        declared = max((member.remedy.effect for member in members), key=lambda one: one.level)
+        declared = max((member.application.effect for member in members), key=lambda one: one.level)
         facts = bases[0].facts or ScriptFacts()
         precision = coarsest_precision(facts, trial.remedies)
         nudged = f"{NUDGED}={precision.replace(' ', '-')}"

@@ -23,7 +23,7 @@ from stepscope.records.script_facts import ScriptFacts
 from stepscope.trace.files import read_whole
 
 if TYPE_CHECKING:
-    from stepscope.fix.named_changes import ChosenFix
+    from stepscope.fix.named_changes import ChosenChange
 
 _LIBRARIES = {"site-packages", "dist-packages"}
 _NOT_IN_HEADERS = re.compile(r'[\x00-\x1f\x7f"\\]')  # no patch program reads such names alike
@@ -58,7 +58,7 @@ class TunePatch:
         return "".join(map(_diff, self.changes)) or None
 
 
-def make_patch(facts: ScriptFacts, chosen: Sequence[ChosenFix], root: Path) -> TunePatch:
+def make_patch(facts: ScriptFacts, chosen: Sequence[ChosenChange], root: Path) -> TunePatch:
     """The edits of all chosen remedies. `root` is where the command runs; what lies outside its git
     work tree is not edited, unless the script itself does: then that one's folder counts."""
     base = _users_folder(facts, root)

@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.changes.change import Effect
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.fix.declaration import Effect
-from stepscope.fix.named_changes import ChosenFix, choose
-from stepscope.fix.remedies import FIXES
+from stepscope.fix.named_changes import ChosenChange, applied_changes, choose
 from stepscope.records.prediction import Setting
 from stepscope.trace.files import list_folder, may_exist
 from stepscope.trace.run_folder.related_runs import BASELINE, JOURNAL, TRIALS
@@ -36,9 +35,9 @@ EFFECT_WORDS = {
 class FittingRemedies:
     """What fits a training: what is tried, what only a patch can do, and what is left out."""
 
-    candidates: tuple[ChosenFix, ...]
-    late: tuple[ChosenFix, ...]  # they may fit once another one is kept
-    proposals: tuple[ChosenFix, ...]
+    candidates: tuple[ChosenChange, ...]
+    late: tuple[ChosenChange, ...]  # they may fit once another one is kept
+    proposals: tuple[ChosenChange, ...]
     left_out: tuple[LeftOut, ...]  # `late` ones too: nothing may be kept
 
 
@@ -64,30 +63,30 @@ class WantedRemedies:
             only=tuple(only), skip=tuple(skip), allow=Effect(allow), saves_memory=saves_memory
         )
 
-    def wants(self, chosen: ChosenFix) -> bool:
+    def wants(self, chosen: ChosenChange) -> bool:
         return (not self.only or _named(chosen, self.only)) and not _named(chosen, self.skip)
 
-    def listed(self, facts: ScriptFacts) -> Iterable[ChosenFix]:
+    def listed(self, facts: ScriptFacts) -> Iterable[ChosenChange]:
         """Every remedy and value that is wanted on this script, in declared order."""
-        for remedy in FIXES.values():
+        for change in applied_changes():
             asked = [
                 text.partition("=")[2]
                 for text in self.only
-                if text.partition("=")[0] == remedy.id and "=" in text
+                if text.partition("=")[0] == change.id and "=" in text
             ]
-            values = dict.fromkeys((*remedy.values_for(facts), *asked))
-            yield from filter(self.wants, (ChosenFix(remedy, value) for value in values))
+            values = dict.fromkeys((*change.values_for(facts), *asked))
+            yield from filter(self.wants, (replace(change, value=value) for value in values))
 
 
 def _own_spelling(text: str) -> str:
     """Return a name as tune prints it: a name without a value stays so, and means all values."""
     chosen = choose(text)
-    return chosen.remedy.id if text.strip() == chosen.remedy.id else str(chosen)
+    return chosen.id if text.strip() == chosen.id else str(chosen)
 
 
-def _named(chosen: ChosenFix, texts: Iterable[str]) -> bool:
+def _named(chosen: ChosenChange, texts: Iterable[str]) -> bool:
     """By its id, which means all of its values, or with its value."""
-    return any(text in (chosen.remedy.id, str(chosen)) for text in texts)
+    return any(text in (chosen.id, str(chosen)) for text in texts)
 
 
 def fitting_remedies(facts: ScriptFacts, wanted: WantedRemedies) -> FittingRemedies:
@@ -96,9 +95,9 @@ def fitting_remedies(facts: ScriptFacts, wanted: WantedRemedies) -> FittingRemed
         why = _why_not(chosen, facts, wanted)
         if why is not None:
             left_out.append(LeftOut(remedy=str(chosen), why=why))
-            if chosen.remedy.after and _is_allowed(chosen, wanted.allow):
+            if chosen.application.after and _is_allowed(chosen, wanted.allow):
                 late.append(chosen)
-        elif chosen.remedy.is_proposal:
+        elif chosen.application.patch_only:
             proposals.append(chosen)
         else:
             candidates.append(chosen)
@@ -110,25 +109,25 @@ def fitting_remedies(facts: ScriptFacts, wanted: WantedRemedies) -> FittingRemed
     )
 
 
-def _why_not(chosen: ChosenFix, facts: ScriptFacts, wanted: WantedRemedies) -> str | None:
+def _why_not(chosen: ChosenChange, facts: ScriptFacts, wanted: WantedRemedies) -> str | None:
     """A remedy's own mistake is no reason to fail: it is left out and says so."""
     try:
-        why = chosen.remedy.fits(facts, chosen.value)
+        why = chosen.fix.fits(facts, chosen.value)
     except Exception as error:
         return f"a defect in stepscope: {type(error).__name__}: {error}"
     if why is not None:
         return why
-    if chosen.remedy.saves == "memory" and not wanted.saves_memory and not wanted.only:
+    if chosen.application.saves == "memory" and not wanted.saves_memory and not wanted.only:
         return "it saves memory and costs time. --memory-limit or --only tries it"
     if not _is_allowed(chosen, wanted.allow):
-        effect = chosen.remedy.effect
+        effect = chosen.application.effect
         return f"it {EFFECT_WORDS[effect]}. --allow {effect} tries it"
     return None
 
 
-def _is_allowed(chosen: ChosenFix, allowed: Effect) -> bool:
+def _is_allowed(chosen: ChosenChange, allowed: Effect) -> bool:
     """One that may do less than its worst is tried: its losses show what it did."""
-    return (chosen.remedy.may_be or chosen.remedy.effect).level <= allowed.level
+    return (chosen.application.may_be or chosen.application.effect).level <= allowed.level
 
 
 def _joined(left_out: Iterable[LeftOut]) -> list[LeftOut]:
@@ -142,7 +141,7 @@ def _joined(left_out: Iterable[LeftOut]) -> list[LeftOut]:
 
 
 def in_order(
-    candidates: Sequence[ChosenFix],
+    candidates: Sequence[ChosenChange],
     predicted: Mapping[str, PlannedRemedy],
     leading: Sequence[str] = (),
 ) -> tuple[PlannedRemedy, ...]:

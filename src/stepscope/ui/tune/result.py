@@ -173,8 +173,7 @@ class _Rows:
     def was_tried(self, name: str) -> bool:
         """Late ones are left out at first."""
         return any(
-            name in (contender.name, contender.chosen.remedy.id)
-            and self._search.was_tried(contender.name)
+            name in (contender.name, contender.chosen.id) and self._search.was_tried(contender.name)
             for contender in self._search.contenders
         )
 

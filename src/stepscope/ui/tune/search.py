@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from stepscope.changes import APPLIED
 from stepscope.errors import NotCapturedError
-from stepscope.fix.named_changes import ChosenFix
-from stepscope.fix.remedies import FIXES
+from stepscope.fix.named_changes import ChosenChange
 from stepscope.ui.tune.contenders import (
     BASELINE,
     FEWEST_TOGETHER,
@@ -64,7 +64,7 @@ class Search:
         bench: TrialBench,
         rules: TrialRules,
         *,
-        late: Sequence[ChosenFix] = (),
+        late: Sequence[ChosenChange] = (),
         together: Configuration = BASELINE,
     ) -> None:
         """`late` are remedies that may fit once another one is kept, `together` those that are
@@ -292,9 +292,9 @@ class Search:
         facts = next(trial.facts for trial in reversed(self._bench.trials) if self._is_kept(trial))
         families = {member.family for member in self._members(self.kept)}
         for chosen in list(self._late):
-            if not chosen.remedy.after & families or facts is None:
+            if not chosen.application.after & families or facts is None:
                 continue
-            if chosen.remedy.fits(facts, chosen.value) is None:
+            if chosen.fix.fits(facts, chosen.value) is None:
                 self._late.remove(chosen)
                 late = Contender(planned=PlannedRemedy(remedy=str(chosen)), chosen=chosen)
                 self.contenders.append(late)
@@ -321,7 +321,7 @@ class Search:
 
     def _is_new_beside_its_families(self, contender: Contender) -> bool:
         """It never ran together with a kept member of the families it is tried again after."""
-        after = contender.chosen.remedy.after
+        after = contender.chosen.application.after
         waited_for = [one for one in self._members(self.kept) if one.family in after]
         return any(
             not any({contender.name, str(one)} <= set(run.remedies) for run in self._bench.trials)
@@ -390,7 +390,7 @@ class Search:
             return self.rescreened[challenger].screening.promising
         return contender.screening is None or contender.screening.gain.high >= rival.gain + WORTH
 
-    def _members(self, configuration: Configuration) -> list[ChosenFix]:
+    def _members(self, configuration: Configuration) -> list[ChosenChange]:
         return [self._by_name[name].chosen for name in configuration]
 
     def _is_kept(self, trial: TrialRun) -> bool:
@@ -425,7 +425,7 @@ class Search:
 
 def in_declared_order(names: Iterable[str]) -> Configuration:
     """One set of remedies has one name, in whatever order they were kept."""
-    declared = list(FIXES)
+    declared = list(APPLIED)
 
     def place(name: str) -> tuple[int, str]:
         remedy = name.partition("=")[0]
@@ -465,7 +465,9 @@ class PairRuns:
         """One run against those of its base that are nearest in time."""
         return screen(_timed(trial), list(map(_timed, base)), self._timed_trials())
 
-    def pairs_of(self, test: PairTest, members: Sequence[ChosenFix], level: float) -> Iterator[int]:
+    def pairs_of(
+        self, test: PairTest, members: Sequence[ChosenChange], level: float
+    ) -> Iterator[int]:
         """Run pairs until the test is decided; yields the number of each before it runs."""
         while True:
             yield len(test.pairs) + 1
@@ -491,7 +493,7 @@ class PairRuns:
                 return
 
     def why_out(
-        self, trial: TrialRun, members: Sequence[ChosenFix]
+        self, trial: TrialRun, members: Sequence[ChosenChange]
     ) -> tuple[str | None, CheckedTrial | None]:
         """Why this trial cannot be kept, however fast it is."""
         if not trial.counts:

@@ -18,14 +18,15 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 import stepscope
+from stepscope.changes import PREDICTED
+from stepscope.changes.change import Effect
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
-from stepscope.fix.declaration import Effect
-from stepscope.fix.named_changes import ChosenFix, choose
+from stepscope.fix.named_changes import ChosenChange, choose
 from stepscope.measure import folder as layout
 from stepscope.measure.profiler.schedule import Schedule
 from stepscope.measure.settings import Settings
 from stepscope.predict.engine import Bench
-from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
+from stepscope.predict.whatifs import settings_for_remedy
 from stepscope.records.change_values import PRECISIONS
 from stepscope.records.comparison import TuneResult
 from stepscope.records.prediction import Prediction, Setting, TrackedPromise
@@ -160,7 +161,7 @@ class _Tune:
         self._journal.add(plan)
         return plan
 
-    def _probe(self, run: Path, candidates: Sequence[ChosenFix]) -> None:
+    def _probe(self, run: Path, candidates: Sequence[ChosenChange]) -> None:
         """Time the step's operators in the precisions that may be tried: their ranking rests on
         it."""
         precisions = [name for name in PRECISIONS if name in set(map(str, candidates))]
@@ -286,7 +287,7 @@ class RemedyPredictions:
     note: str = ""
 
 
-def predict_remedies(run: Path, candidates: Sequence[ChosenFix]) -> RemedyPredictions:
+def predict_remedies(run: Path, candidates: Sequence[ChosenChange]) -> RemedyPredictions:
     """Never raises: a remedy can be tried without a prediction."""
     try:
         bench, rank, _ = open_slowest(str(run), cache=False)
@@ -308,17 +309,17 @@ def predict_remedies(run: Path, candidates: Sequence[ChosenFix]) -> RemedyPredic
     )
 
 
-def _predictions(bench: Bench, chosen: ChosenFix) -> list[Prediction]:
+def _predictions(bench: Bench, chosen: ChosenChange) -> list[Prediction]:
     """Of the what-if that takes the remedy's value, or else of all that stand for the remedy."""
-    name = chosen.remedy.id
-    if chosen.value and name in WHATIFS and WHATIFS[name].takes_value:
+    name = chosen.id
+    if chosen.value and name in PREDICTED and PREDICTED[name].takes_value:
         with contextlib.suppress(UsageError):  # it knows no such value
             return [bench.predict([Setting(name=name, value=chosen.value)])]
     return [bench.predict([setting]) for setting in settings_for_remedy(name)]
 
 
 def _predict(
-    bench: Bench, chosen: ChosenFix, past: Sequence[TrackedPromise], run: Path
+    bench: Bench, chosen: ChosenChange, past: Sequence[TrackedPromise], run: Path
 ) -> PlannedRemedy | None:
     """By the best of its what-ifs; None without any."""
     predictions = [
@@ -383,7 +384,7 @@ class _CombinationSearch:
 
 
 def _fastest_together(
-    bench: Bench, candidates: Sequence[ChosenFix], planned: Sequence[PlannedRemedy]
+    bench: Bench, candidates: Sequence[ChosenChange], planned: Sequence[PlannedRemedy]
 ) -> PlannedCombination | None:
     """None where the best alone is predicted to do nearly as much."""
     families = {str(chosen): chosen.family for chosen in candidates}

@@ -219,7 +219,7 @@ def test_ranks_of_several_hosts_lie_under_them(job, decode):
     assert head["places"] == ["", "rack B2, switch leaf7"]
     assert head["stragglers"] == [[2, "slow compute"], [3, "slow compute"]]
     assert head["slowHosts"] == [[1, "slow compute"]]
-    assert not ranks_view(replace(job, hosts=dict.fromkeys(range(4), "b")), ()).several_hosts
+    assert not ranks_view(replace(job, hosts=dict.fromkeys(range(4), "b")), ())["several_hosts"]
 
 
 def test_tables_name_hosts_and_the_reach_of_collectives(job):

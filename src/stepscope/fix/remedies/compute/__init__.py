@@ -1,1 +1,0 @@
-"""Other kernels for the same operators."""

@@ -1,1 +1,0 @@
-"""How DistributedDataParallel exchanges gradients and buffers."""

@@ -1,1 +1,0 @@
-"""The host's threads, cores, allocator and arithmetic."""

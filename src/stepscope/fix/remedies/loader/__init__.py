@@ -1,1 +1,0 @@
-"""Batches that are ready when the training asks for them."""

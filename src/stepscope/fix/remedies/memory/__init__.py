@@ -1,1 +1,0 @@
-"""Fewer bytes on the device."""

@@ -1,1 +1,0 @@
-"""The optimizer's step in fewer kernels."""

@@ -1,1 +1,0 @@
-"""Compute in fewer bits."""
