@@ -188,7 +188,7 @@ def _capture(
 def _promise(result: Result, window: Window) -> None:
     """From what was captured alone."""
     from stepscope.predict.whatifs import parse_setting
-    from stepscope.ui.cli.whatif import open_bench
+    from stepscope.ui.api import open_bench
 
     bench, rank, _ = open_bench(str(window.folder), cache=False, quiet=True)
     promises = {
@@ -239,7 +239,7 @@ def _probe(window: Window, budget: str, turns: Turns) -> None:
 def _promise_probed(result: Result, window: Window) -> None:
     """Only the changes whose operators were probed; the others are promised as before."""
     from stepscope.predict.whatifs import parse_setting
-    from stepscope.ui.cli.whatif import open_bench
+    from stepscope.ui.api import open_bench
 
     bench, _, _ = open_bench(str(window.folder), cache=False, quiet=True)
     for label in PROBED:

@@ -227,7 +227,7 @@ def _promise(folder: Path, answer: dict[str, Any]) -> float | None:
         from stepscope.changes import PREDICTED
         from stepscope.predict.whatifs import settings_for_remedy
         from stepscope.records.prediction import Setting
-        from stepscope.ui.cli.whatif import open_bench
+        from stepscope.ui.api import open_bench
 
         settings = []
         for remedy in answer["kept"]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.ui.serve.served_runs import ServedRuns, read_answer
-from stepscope.ui.serve_worker.__main__ import answer
+from stepscope.ui.serve.worker import answer
 
 
 class WorkerHere:

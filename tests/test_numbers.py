@@ -23,6 +23,7 @@ from stepscope.ui.cli.top import live_json
 from stepscope.ui.serve.run_rows import run_json
 from stepscope.ui.terminal.health import check_health
 from stepscope.ui.topics.explanation_json import explanation_json
+from verb_process import run_verb
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/reference/json.md"
@@ -272,11 +273,7 @@ STALENESS = ("staleness.pulls", "staleness.mean", "staleness.largest", "stalenes
 
 
 def print_json(verb: str, *options: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope", verb, *options, "--json"],
-        capture_output=True,
-        text=True,
-    )
+    done = run_verb(verb, *options, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -8,8 +8,14 @@ from inspect import cleandoc
 
 import click
 
-from stepscope.ui.cli.options import HELP_NAMES, VerbCommand, VerbGroup, option_table, verb_page
-from stepscope.ui.cli.verbs import ALSO, GROUPS, NEWER, VERBS
+from stepscope.ui.cli.options import (
+    HELP_NAMES,
+    VerbCommand,
+    VerbGroup,
+    option_table,
+    verb_page,
+)
+from stepscope.ui.front_page import ALSO, GROUPS, NEWER, VERBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

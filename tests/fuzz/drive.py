@@ -15,7 +15,7 @@ from stepscope.explain.rank import explain_file
 from stepscope.predict.whatifs import parse_setting
 from stepscope.trace.discover import find_traces
 from stepscope.trace.read import ReadOptions
-from stepscope.ui.cli.explain import explain_paths
+from stepscope.ui.api import explain_paths
 from stepscope.ui.json_text import json_text
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.terminal.short import print_short

@@ -22,7 +22,7 @@ from stepscope.predict.parameter_server import (
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
 from stepscope.records.prediction import Setting
-from stepscope.ui.cli.whatif import open_bench
+from stepscope.ui.api import open_bench
 
 MS = 1e6
 # Three workers, four steps: each of the first three steps is slow on another worker.

@@ -254,7 +254,7 @@ def test_an_index_that_breaks_while_it_is_served_is_made_again(serve, root, cach
 
 
 def test_an_index_that_another_process_holds_is_kept_and_said(serve, root, cache_dir, monkeypatch):
-    monkeypatch.setattr("stepscope.ui.serve.run_index._BUSY_S", 0.05)
+    monkeypatch.setattr("stepscope.ui.serve.listed_runs._BUSY_S", 0.05)
     add_run(root, "one")
     client = serve()
     base = sqlite3.connect(next(cache_dir.glob("serve/*/index-*.sqlite")))
@@ -391,7 +391,7 @@ def test_another_version_of_the_index_is_left_alone(serve, root, cache_dir, monk
     before = serve()
     (file,) = cache_dir.glob("serve/*/index-*.sqlite")
     inode = file.stat().st_ino
-    monkeypatch.setattr("stepscope.ui.serve.run_index.VERSION", 999)
+    monkeypatch.setattr("stepscope.ui.serve.listed_runs.VERSION", 999)
     assert list(rows(serve())) == ["one"]
     assert file.stat().st_ino == inode
     assert list(rows(before)) == ["one"]

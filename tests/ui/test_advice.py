@@ -34,7 +34,8 @@ from stepscope.ui.advice import (
     find_slowest,
     not_helping,
 )
-from stepscope.ui.cli.explain import command, explain_paths
+from stepscope.ui.api import explain_paths
+from stepscope.ui.cli.explain import command
 from stepscope.ui.terminal.explanation import advice_table
 from stepscope.ui.topics.explanation_json import explanation_json
 from stepscope.ui.topics.whatif import make_bench, saved_ms

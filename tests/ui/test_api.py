@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from stepscope.records.comparison import Comparison
 from stepscope.records.explanation import Explanation
 from stepscope.records.prediction import Prediction
 from stepscope.ui.topics.explanation_json import explanation_json
+from verb_process import run_verb
 
 RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
 DOCS = Path(__file__).parent.parent.parent / "docs/reference/python.md"
@@ -28,11 +27,7 @@ def run() -> Explanation:
 
 
 def test_explain_gives_what_the_verb_gives_with_advice(run: Explanation) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "explain", str(RUN), "--json", "--no-cache"],
-        capture_output=True,
-        text=True,
-    )
+    done = run_verb("explain", RUN, "--json", "--no-cache")
     assert done.returncode == 0, done.stderr
     assert run.advice
     assert explanation_json(run)["verdict"] in done.stdout

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from stepscope.ui.jobs.run_folder import (
     why_no_trace,
     why_nothing,
 )
+from verb_process import run_verb
 
 COMMAND = ("python", "train.py")
 
@@ -145,22 +143,8 @@ def run(tmp_path: Path, *options: str, seconds: float = 4.0) -> str:
         "    optimizer.step()\n"
         f"    time.sleep({seconds} / 10)\n"
     )
-    ours = [
-        sys.executable,
-        "-m",
-        "stepscope",
-        "run",
-        "--no-explain",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    done = subprocess.run(
-        [*ours, *options, "--", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    ours = ["--no-explain", "--out", tmp_path / "run", *options]
+    done = run_verb("run", *ours, "--", script)
     assert done.returncode == 0
     return done.stderr
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from verb_process import run_verb
+
 
 def event(cat: str, name: str, ts: int, dur: int, **args: Any) -> dict[str, Any]:
     return {
@@ -27,16 +29,6 @@ EVENTS = [
 ]
 
 
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stepscope", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=120,
-    )
-
-
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.json"
@@ -45,7 +37,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_explain_prints_verdict_why_next_first(trace: Path) -> None:
-    done = run("explain", trace)
+    done = run_verb("explain", trace)
     assert done.returncode == 0, done.stderr
     labels = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
     assert labels[1:4] == ["verdict", "why", "next"]
@@ -70,7 +62,7 @@ def test_a_reader_that_leaves_ends_us_quietly(verb: list[str], tmp_path: Path) -
 
 
 def test_json_is_one_object_and_nothing_else(trace: Path) -> None:
-    done = run("explain", "--json", trace)
+    done = run_verb("explain", "--json", trace)
     body = json.loads(done.stdout)
     assert body["schema"] == 1
     assert body["ranks"][0]["timeline_ns"] == {
@@ -97,7 +89,7 @@ def test_unreadable_input_is_exit_3_with_one_message(
 ) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
-    done = run("explain", path)
+    done = run_verb("explain", path)
     assert done.returncode == 3
     assert done.stdout == ""
     assert says in done.stderr
@@ -106,15 +98,15 @@ def test_unreadable_input_is_exit_3_with_one_message(
 
 
 def test_missing_file_and_empty_folder_are_exit_3(tmp_path: Path) -> None:
-    assert run("explain", tmp_path / "nothing.json").returncode == 3
-    done = run("explain", tmp_path)
+    assert run_verb("explain", tmp_path / "nothing.json").returncode == 3
+    done = run_verb("explain", tmp_path)
     assert done.returncode == 3
     assert "holds no trace" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["explain"], ["explian", "x"], ["explain", "--what", "x"]])
 def test_wrong_use_is_exit_2(arguments: list[str]) -> None:
-    done = run(*arguments)
+    done = run_verb(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -150,7 +142,7 @@ def test_a_wrong_word_gets_a_hint_before_anything_is_made(
     arguments: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run(*arguments)
+    done = run_verb(*arguments)
     assert done.returncode == 2
     assert hint in done.stderr
     assert [*tmp_path.iterdir()] == []
@@ -160,24 +152,24 @@ def test_a_command_that_trains_nothing_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run("run", "--", "true")
+    done = run_verb("run", "--", "true")
     assert done.returncode == 0
     assert "nothing was captured" in done.stderr
     assert [*tmp_path.iterdir()] == []
-    assert run("run", "--out", "kept", "--", "true").returncode == 0
+    assert run_verb("run", "--out", "kept", "--", "true").returncode == 0
     assert (tmp_path / "kept" / "run.json").exists()
 
 
 @pytest.mark.parametrize("verb", [["explain"], ["explain", "--full"], ["whatif"]])
 def test_lines_fit_the_columns_asked_for_and_end_in_no_blank(verb: list[str]) -> None:
     trace = Path(__file__).parents[1] / "golden" / "cuda_step.json.gz"
-    lines = run(*verb, trace, COLUMNS="70").stdout.splitlines()
+    lines = run_verb(*verb, trace, COLUMNS="70").stdout.splitlines()
     assert not [line for line in lines if line.endswith(" ")]
-    assert len(max(run("explain", trace, COLUMNS="70").stdout.splitlines(), key=len)) <= 70
+    assert len(max(run_verb("explain", trace, COLUMNS="70").stdout.splitlines(), key=len)) <= 70
 
 
 def test_a_memory_limit_shows_on_the_first_screen(trace: Path) -> None:
-    done = run("explain", "--memory-limit", "100MB", trace)
+    done = run_verb("explain", "--memory-limit", "100MB", trace)
     assert "memory    whether a batch fits in 100 MB is not known" in done.stdout
 
 
@@ -187,7 +179,7 @@ def test_traces_of_several_jobs_get_a_line_each(trace: Path, tmp_path: Path) -> 
     ]
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"schemaVersion": 1, "traceEvents": later}))
-    done = run("explain", trace, other)
+    done = run_verb("explain", trace, other)
     assert done.returncode == 0, done.stderr
     assert "2 traces of 2 different jobs" in done.stdout
     unbroken = "".join(done.stdout.split())  # paths may be longer than a line
@@ -195,10 +187,10 @@ def test_traces_of_several_jobs_get_a_line_each(trace: Path, tmp_path: Path) -> 
     assert "traggler" not in done.stdout
     rows = [line for line in done.stdout.splitlines() if ".json  " in line]
     assert [row.split()[0] for row in rows] == ["trace.json", "other.json"]
-    body = json.loads(run("explain", "--json", trace, other).stdout)
+    body = json.loads(run_verb("explain", "--json", trace, other).stdout)
     assert [one["path"] for one in body["several"]] == [str(trace), str(other)]
     assert body["several"][0]["step_ms"] == pytest.approx(0.1)
-    refused = run("explain", trace, other, "--html", tmp_path / "x.html")
+    refused = run_verb("explain", trace, other, "--html", tmp_path / "x.html")
     assert (refused.returncode, "not one job" in refused.stderr) == (2, True)
 
 
@@ -209,14 +201,14 @@ def test_a_defect_of_ours_is_exit_1_and_says_how_to_report(trace: Path, tmp_path
         "r.make_budget = broken\n"
     )
     inherited = os.environ.get("PYTHONPATH", "")
-    done = run("explain", trace, PYTHONPATH=f"{tmp_path}{os.pathsep}{inherited}")
+    done = run_verb("explain", trace, PYTHONPATH=f"{tmp_path}{os.pathsep}{inherited}")
     assert done.returncode == 1
     assert "a defect in stepscope: RuntimeError: boom" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_unwritable_report_is_a_clear_error(trace: Path, tmp_path: Path) -> None:
-    done = run("explain", trace, "--html", tmp_path / "no" / "such" / "folder" / "r.html")
+    done = run_verb("explain", trace, "--html", tmp_path / "no" / "such" / "folder" / "r.html")
     assert done.returncode == 2
     assert "folder" in done.stderr
     assert "Traceback" not in done.stderr
@@ -225,7 +217,7 @@ def test_unwritable_report_is_a_clear_error(trace: Path, tmp_path: Path) -> None
 def test_partial_file_is_explained_and_the_loss_reported(trace: Path) -> None:
     text = trace.read_bytes()
     trace.write_bytes(text[:-40])
-    body = json.loads(run("explain", "--json", trace).stdout)
+    body = json.loads(run_verb("explain", "--json", trace).stdout)
     (note,) = [n for n in body["ranks"][0]["quality"] if n["id"] == "truncated"]
     assert note["byte_offset"] > 0
 
@@ -237,7 +229,7 @@ def test_closed_pipe_is_no_traceback(trace: Path) -> None:
 
 
 def test_doctor_says_what_works_and_exits_0() -> None:
-    done = run("doctor")
+    done = run_verb("doctor")
     assert done.returncode == 0, done.stderr
     first, *lines = done.stdout.splitlines()
     assert first.endswith("here")
@@ -250,20 +242,20 @@ def test_doctor_says_what_works_and_exits_0() -> None:
 def test_changes_that_can_be_applied_are_listed(words: list[str]) -> None:
     from stepscope.changes import APPLIED
 
-    done = run(*words)
+    done = run_verb(*words)
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[::2]] == [*APPLIED]
 
 
 def test_listed_changes_are_one_json_object() -> None:
-    body = json.loads(run("tune", "--list", "--json").stdout)
+    body = json.loads(run_verb("tune", "--list", "--json").stdout)
     assert body["schema"] == 1
     assert {"id", "what", "effect", "values"} == set(body["changes"][0])
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_its_completion_script(shell: str) -> None:
-    done = run("completion", shell)
+    done = run_verb("completion", shell)
     assert done.returncode == 0, done.stderr
     assert "_STEPSCOPE_COMPLETE" in done.stdout
 
@@ -282,7 +274,7 @@ def test_a_shell_gets_its_completion_script(shell: str) -> None:
     ],
 )
 def test_words_are_completed(words: list[str], offered: str) -> None:
-    done = run(
+    done = run_verb(
         _STEPSCOPE_COMPLETE="bash_complete",
         COMP_WORDS=" ".join(["stepscope", *words]),
         COMP_CWORD=str(len(words)),
@@ -307,4 +299,4 @@ def test_completing_a_verb_imports_nothing_heavy() -> None:
 def test_version_is_the_package_version() -> None:
     import stepscope
 
-    assert stepscope.__version__ in run("--version").stdout
+    assert stepscope.__version__ in run_verb("--version").stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from stepscope.ui.terminal.comparison import draw_interval
 from stepscope.ui.topics.comparison import comparison_answer, merged_notes
 from stepscope.verify.compare import compare
 from stepscope.verify.track_record import remember
+from verb_process import run_verb
 
 CONTRACT = {
     "schema", "a_ms", "b_ms", "change", "low", "high", "confidence", "verdict",
@@ -348,13 +347,9 @@ def test_percentages_have_two_digits_that_count() -> None:
 
 
 def test_as_a_process_it_ends_with_documented_codes(runs: tuple[Path, Path]) -> None:
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "stepscope", "compare", *map(str, arguments)]
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ})
-
-    slower = run(runs[1], runs[0], "--json", "--fail-on-slower", "3%")
+    slower = run_verb("compare", runs[1], runs[0], "--json", "--fail-on-slower", "3%")
     assert slower.returncode == 5
     assert json.loads(slower.stdout)["verdict"] == "slower"
     assert "more than the 3.0%" in slower.stderr
-    assert run(runs[0], runs[0] / "nothing").returncode == 3
+    assert run_verb("compare", runs[0], runs[0] / "nothing").returncode == 3
     assert issubclass(SlowerError, StepscopeError)

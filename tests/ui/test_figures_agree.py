@@ -22,7 +22,7 @@ from jobs_files import write_job
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
 from stepscope.text import figures
 from stepscope.text.figures import milliseconds
-from stepscope.ui.cli.explain import explain_paths
+from stepscope.ui.api import explain_paths
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.topics.explanation_json import explanation_json
 from stepscope.ui.words import PARTS as LABELS

@@ -20,7 +20,7 @@ from stepscope.predict.operator_library import (
 from stepscope.predict.other_gpu.gpu import find_gpu
 from stepscope.predict.other_gpu.step import move_context
 from stepscope.records.hardware import ProbedDevice
-from stepscope.ui.cli.whatif import open_bench
+from stepscope.ui.api import open_bench
 from stepscope.ui.probe import probe_step
 
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from stepscope.errors import StepscopeError
 from stepscope.predict.compare_gpus import compare_gpus
 from stepscope.predict.other_gpu.gpu import find_gpu
+from stepscope.ui.api import open_bench
 from stepscope.ui.cli.verbs import cli
-from stepscope.ui.cli.whatif import open_bench
 from stepscope.ui.html.panes.gpus import gpus_view
 from stepscope.ui.html.render import render_part
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ from stepscope import explain_job
 from stepscope.records.job import Clock, Job, RankTimes, Stragglers
 from stepscope.records.rank_facts import NetworkPlace
 from stepscope.ui.terminal.health import check_health
+from verb_process import run_verb
 
 Done = subprocess.CompletedProcess[str]
 FOREVER = """
@@ -52,14 +52,7 @@ TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"
 
 
 def health(script: Path, *options: str, launcher: tuple[str, ...] = ()) -> Done:
-    ours = [sys.executable, "-m", "stepscope", "health", *options, "--"]
-    return subprocess.run(
-        [*ours, sys.executable, *launcher, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    return run_verb("health", *options, "--", sys.executable, *launcher, script)
 
 
 def script(tmp_path: Path, text: str) -> Path:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -12,7 +15,8 @@ from catalogue import VerbEntry, catalogue
 from click.testing import CliRunner
 
 from stepscope.ui.cli.options import options_of
-from stepscope.ui.cli.verbs import ALSO, GROUPS, NEWER, VERBS, cli
+from stepscope.ui.cli.verbs import cli
+from stepscope.ui.front_page import ALSO, GROUPS, NEWER, VERBS
 
 OPTIONS = [
     pytest.param(verb, option, id=f"{verb} {option.opts[0]}")
@@ -159,6 +163,18 @@ def test_words_of_the_command_choose_no_other_verb() -> None:
     assert "What to record:" in shown
 
 
+@pytest.mark.parametrize("columns", [40, 70, 200])
+def test_the_first_page_is_the_same_without_click(columns: int) -> None:
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    command = [sys.executable, "-X", "importtime", "-m", "stepscope"]
+    fast, slow = (
+        subprocess.run([*command, word], capture_output=True, text=True, env=environment)
+        for word in ("--help", "help")
+    )
+    assert fast.stdout == slow.stdout != ""
+    assert (" click" in fast.stderr, " click" in slow.stderr) == (False, True)
+
+
 def test_help_is_a_verb_too() -> None:
     runner = CliRunner()
     for words in (["run"], ["probe", "show"], ["whatif", "--gpus"], []):
@@ -171,7 +187,7 @@ def test_help_is_a_verb_too() -> None:
 def test_option_groups_name_options_that_exist() -> None:
     for verb in VERBS:
         command = import_module(f"stepscope.ui.cli.{verb}").command
-        names = [name for _, group in command.option_groups for name in group]
+        names = [name for group in command.groups.values() for name in group]
         assert len(names) == len(set(names))
         assert set(names) <= {name for option in options_of(command) for name in option.opts}
 

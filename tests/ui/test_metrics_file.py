@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from stepscope.records.rank import ALL_PHASES
 from stepscope.records.run import STALL_CAUSES, FindingNow, LiveRun, VerdictNow
 from stepscope.trace.run_folder.follow_run import RunFollower
 from stepscope.ui.serve.metrics import METRICS, MOST_RANKS, MetricsFile, RunMetrics, metrics_text
+from verb_process import run_verb
 
 VERDICT = VerdictNow(
     verdict="Data loading: half of the step",
@@ -148,9 +148,8 @@ def test_a_place_that_cannot_hold_the_file_is_refused_before_the_start(
 ) -> None:
     (tmp_path / "folder.prom").mkdir()
     ran = tmp_path / "ran"
-    options = ["--out", str(tmp_path / "run"), "--metrics-file", str(tmp_path / name)]
-    command = [sys.executable, "-m", "stepscope", "run", *options, "--", "touch", str(ran)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    options = ["--out", tmp_path / "run", "--metrics-file", tmp_path / name]
+    done = run_verb("run", *options, "--", "touch", ran)
     assert done.returncode == 2
     assert "--metrics-file" in done.stderr
     assert "Traceback" not in done.stderr
@@ -172,12 +171,9 @@ for step in range(40):
 def test_run_keeps_the_file_of_a_real_training(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     out, path = tmp_path / "run", tmp_path / "job.prom"
-    options = ["--out", str(out), "--metrics-file", str(path)]
-    command = [sys.executable, "-m", "stepscope", "run", *options, "--", sys.executable]
     began = time.time()
-    done = subprocess.run(
-        [*command, str(tmp_path / "train.py")], capture_output=True, text=True, timeout=180
-    )
+    options = ["--out", out, "--metrics-file", path, "--", sys.executable]
+    done = run_verb("run", *options, tmp_path / "train.py")
     assert done.returncode == 0, done.stderr
     found = values(path.read_text())
     assert found["stepscope_steps_total", "0"] == 40

@@ -19,7 +19,7 @@ from stepscope.ui.editor.fake_run import WarmPython
 from stepscope.ui.editor.profile_child import profile_script
 from stepscope.ui.jobs.environment import own_python, own_ranks
 from stepscope.ui.lsp.script_jobs import WorkRoom
-from stepscope.ui.probe_run import ProbeChild
+from stepscope.ui.probe import ProbeChild
 from stepscope.ui.serve.listed_runs import text_of
 from stepscope.ui.serve.served_runs import WorkerProcess
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import tracemalloc
 from collections import defaultdict
 from itertools import pairwise
@@ -19,7 +17,8 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.explain.device_path import device_path
 from stepscope.explain.explain_job import JobTraces
 from stepscope.trace.formats.kineto import EventList
-from stepscope.ui.cli.explain import explain_paths
+from stepscope.ui.api import explain_paths
+from verb_process import run_verb
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SINGLE = ["h200-resnet18/rank-00000/trace.json.gz", "cuda_step.json.gz"]
@@ -263,12 +262,8 @@ def test_a_file_that_ends_early_is_closed_after_its_last_whole_event(tmp_path: P
 
 
 def test_the_verb_writes_it_and_says_where(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stepscope", "explain", str(GOLDEN / SINGLE[1]), "--json"]
-    done = subprocess.run(
-        [*command, "--perfetto", str(tmp_path / "p.json.gz"), "--no-cache"],
-        capture_output=True,
-        text=True,
-    )
+    options = ["--json", "--perfetto", tmp_path / "p.json.gz", "--no-cache"]
+    done = run_verb("explain", GOLDEN / SINGLE[1], *options)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["schema"] == 1
     assert f"for ui.perfetto.dev: {tmp_path / 'p.json.gz'}" in done.stderr

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-import os
 import re
-import subprocess
 import sys
 import unicodedata
 from pathlib import Path
@@ -23,6 +21,7 @@ from stepscope.ui.html.report import write_report
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.terminal.health import check_health, print_health
 from stepscope.ui.terminal.short import GRAVE, MOST_LINES, print_short
+from verb_process import run_verb
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 MOST = 25  # lines of a screen; `run` prints where its folder is besides
@@ -280,14 +279,7 @@ for step in range(30):
 
 def test_a_run_ends_in_one_screen_that_says_where_the_report_is(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "run", "--", sys.executable, "train.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=170,
-    )
+    done = run_verb("run", "--", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     screen = done.stderr[done.stderr.index("stepscope: run folder") :]
     assert len(screen.splitlines()) <= MOST

@@ -14,7 +14,7 @@ from stepscope.predict.operator_library import find_probed_batch, grown_operator
 from stepscope.predict.step_operators import TracedCall, find_step_operators, grow_calls
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.hardware import ProbedDevice
-from stepscope.ui.cli.whatif import open_bench
+from stepscope.ui.api import open_bench
 from stepscope.ui.probe import probe_step
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from stepscope.errors import StepscopeError
 from stepscope.ui.cli.library import command as library
 from stepscope.ui.cli.probe import command as probe
-from stepscope.ui.probe_run import ProbeChild
+from stepscope.ui.probe import ProbeChild
 
 torch = pytest.importorskip("torch")
 

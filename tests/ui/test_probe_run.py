@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.ui.probe_run import REPORT, asked_precisions, probe_run
+from stepscope.ui.probe import REPORT, asked_precisions, probe_run
+from verb_process import run_verb
 
 TRAIN = """
 import sys, torch
@@ -51,18 +51,8 @@ def test_the_exit_code_is_the_commands_and_the_report_is_in_the_folder(tmp_path:
     pytest.importorskip("torch")
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(TRAIN)
-    options = ["--out", str(out), "--probe", "--set", "precision=bf16", "--probe-budget", "2s"]
-    command = [
-        sys.executable,
-        "-m",
-        "stepscope",
-        "run",
-        *options,
-        "--",
-        sys.executable,
-        str(script),
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    options = ["--out", out, "--probe", "--set", "precision=bf16", "--probe-budget", "2s"]
+    ended = run_verb("run", *options, "--", sys.executable, script, timeout=300)
     assert ended.returncode == 5
     assert "probed" in ended.stderr
     report = json.loads((out / REPORT).read_text())

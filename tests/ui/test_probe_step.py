@@ -17,7 +17,7 @@ from stepscope.errors import NotCapturedError, UsageError
 from stepscope.predict.operator_library import library_file, read_times, software_of
 from stepscope.records.hardware import ProbedDevice
 from stepscope.records.prediction import Prediction, Setting
-from stepscope.ui.cli.whatif import open_bench
+from stepscope.ui.api import open_bench
 from stepscope.ui.probe import modes_of, probe_step
 
 TracedTimes = dict[tuple[str, str], tuple[float, float]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import parse_size
+from stepscope.ui.user_input import parse_size
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from stepscope.records.run import LiveRun
 from stepscope.trace.run_folder.follow_run import RunFollower
 from stepscope.ui.cli.top import live_json
 from stepscope.ui.terminal.live import KEYS, live_lines
+from verb_process import run_verb
 
 STEPS = 400
 
@@ -215,14 +216,7 @@ def test_json_has_the_figures_of_the_screen(two_ranks: LiveRun) -> None:
 
 
 def command(*words: object, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stepscope", "top", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=folder,
-        env={**os.environ, **environment},
-    )
+    return run_verb("top", *words, cwd=folder, **environment)
 
 
 @pytest.fixture

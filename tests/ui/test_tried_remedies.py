@@ -17,7 +17,7 @@ from stepscope.changes import CHANGES
 from stepscope.predict.whatifs import settings_for_remedy
 from stepscope.records.explanation import Explanation, Finding, Remedy
 from stepscope.ui import tried_remedies
-from stepscope.ui.cli.explain import explain_paths
+from stepscope.ui.api import explain_paths
 from stepscope.ui.html.panes.findings import saving_words
 from stepscope.ui.terminal.comparison import print_comparison
 from stepscope.ui.terminal.explanation import print_explanation

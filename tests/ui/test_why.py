@@ -142,12 +142,12 @@ def test_pages_of_an_installed_package_are_read_first(
     shipped.mkdir(parents=True)
     (shipped / "healthy.md").write_text("# healthy\nshipped\n")
     monkeypatch.setattr(finding_pages, "__file__", str(tmp_path / "cli/why.py"))
-    for cached in (finding_pages._folder, finding_pages._raw, finding_pages._rows):
+    for cached in (finding_pages._folder, finding_pages._raw):
         cached.cache_clear()
     try:
         assert finding_ids() == ("healthy",)
         assert read_page("healthy").text == "# healthy\nshipped\n"
     finally:
         monkeypatch.undo()
-        for cached in (finding_pages._folder, finding_pages._raw, finding_pages._rows):
+        for cached in (finding_pages._folder, finding_pages._raw):
             cached.cache_clear()

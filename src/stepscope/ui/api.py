@@ -1,6 +1,7 @@
 """stepscope from Python: what the verbs do, as functions that return records.
 
-Nothing is printed, and nothing is kept in the track record. Errors are those of errors.py.
+Nothing is printed, and nothing is kept in the track record. Errors are those of errors.py. The
+command line stands on this file.
 """
 
 from __future__ import annotations
@@ -9,11 +10,19 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.errors import UsageError
-from stepscope.records.comparison import Comparison
-from stepscope.records.explanation import Explanation
-from stepscope.records.prediction import Prediction
+from stepscope.ui.user_input import require_folder, writing
+
+if TYPE_CHECKING:
+    from stepscope.explain.engines import Engine
+    from stepscope.explain.explain_job import JobTraces
+    from stepscope.predict.engine import Bench
+    from stepscope.records.comparison import Comparison
+    from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.prediction import Prediction, Setting
+    from stepscope.ui.topics.whatif import Tried
 
 PathLike = str | os.PathLike[str]
 Paths = PathLike | Sequence[PathLike]
@@ -26,11 +35,10 @@ def explain(
 
     `memory_limit` is in bytes or written as 24GB. The advice is that of `stepscope explain`.
     """
-    from stepscope.ui.cli.explain import explain_paths
-    from stepscope.ui.cli.options import parse_size
+    from stepscope.ui.user_input import parse_size
 
     limit = None if memory_limit is None else parse_size(str(memory_limit), "memory_limit")
-    return explain_paths(_list_paths(paths), cache=cache, html=None, quiet=True, memory_limit=limit)
+    return explain_paths(_list_paths(paths), cache=cache, quiet=True, memory_limit=limit)
 
 
 def whatif(
@@ -41,26 +49,21 @@ def whatif(
     Changes are as `stepscope whatif --set` takes them, or keywords: `whatif(run, "cuda-graphs",
     batch="x2")` is `whatif(run, cuda_graphs=True, batch="x2")`.
     """
-    from stepscope.ui.cli.whatif import open_bench, parse_settings
-    from stepscope.ui.topics.whatif import (
-        adjusted,
-        find_server_runs,
-        predict_server,
-        predict_together,
-    )
-    from stepscope.verify.track_record import history
+    from stepscope.ui.topics.whatif import find_server_runs, predict_server
 
-    wanted = parse_settings([*changes, *_as_settings(more)])
+    named = {name.replace("_", "-"): value for name, value in more.items() if value is not False}
+    as_text = [name if value is True else f"{name}={value}" for name, value in named.items()]
+    wanted = parse_settings([*changes, *as_text])
     if not wanted:
         raise UsageError(
             "whatif needs a change, such as 'precision=bf16'; explain(path).advice holds the "
             "usual ones"
         )
-    names = [str(one) for one in _list_paths(path)]
-    if runs := find_server_runs(names, wanted):
+    paths = [str(one) for one in _list_paths(path)]
+    if runs := find_server_runs(paths, wanted):
         return predict_server(runs, wanted).predictions[0]
-    bench, _, _ = open_bench(*map(str, _list_paths(path)), cache=cache, quiet=True)
-    return adjusted(predict_together(bench, wanted), history())
+    bench, rank, _ = open_bench(*paths, cache=cache, quiet=True)
+    return predict_changes(bench, rank, wanted).predictions[0]
 
 
 def compare(a: Paths, b: Paths, *, paired: bool = False, cache: bool = True) -> Comparison:
@@ -82,27 +85,21 @@ def write_report(
     Timelines are drawn from the traces, which are read again; a trace that has gone since leaves
     its rank without one.
     """
+    from stepscope.records.comparison import Comparison
+    from stepscope.records.explanation import Explanation
+
     target = Path(path)
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"{target}: its folder does not exist")
-    try:
-        _write(what, target, cache)
-    except OSError as error:
-        raise UsageError(f"{target} could not be written: {error.strerror}") from None
+    require_folder(target)
+    with writing(target):
+        if isinstance(what, Comparison):
+            from stepscope.ui.html.comparison import write_comparison
+
+            write_comparison(what, target)
+        elif isinstance(what, Explanation):
+            _write_explanation(what, target, cache)
+        else:
+            explain_paths(_list_paths(what), cache=cache, html=target, quiet=True)
     return target
-
-
-def _write(what: Explanation | Comparison | Paths, target: Path, cache: bool) -> None:
-    if isinstance(what, Comparison):
-        from stepscope.ui.html.comparison import write_comparison
-
-        write_comparison(what, target)
-    elif isinstance(what, Explanation):
-        _write_explanation(what, target, cache)
-    else:
-        from stepscope.ui.cli.explain import explain_paths
-
-        explain_paths(_list_paths(what), cache=cache, html=target, quiet=True)
 
 
 def _write_explanation(explanation: Explanation, target: Path, cache: bool) -> None:
@@ -125,10 +122,95 @@ def _list_paths(paths: Paths) -> list[str | Path]:
     return [path if isinstance(path, str) else Path(path) for path in given]
 
 
-def _as_settings(settings: dict[str, str | float | bool]) -> list[str]:
-    """batch="x2" is batch=x2, cuda_graphs=True is cuda-graphs; False leaves a change out."""
-    return [
-        name.replace("_", "-") if value is True else f"{name.replace('_', '-')}={value}"
-        for name, value in settings.items()
-        if value is not False
-    ]
+# What verbs ask for beside the public functions.
+
+
+def explain_paths(
+    paths: Sequence[str | Path],
+    *,
+    cache: bool,
+    html: Path | None = None,
+    perfetto: Path | None = None,
+    quiet: bool = False,
+    engine: Engine | None = None,
+    memory_limit: int | None = None,
+) -> Explanation:
+    """Read, explain and advise, with progress on stderr; write the files that are asked for."""
+    from stepscope.explain.explain_job import JobTraces
+    from stepscope.trace.run_folder.related_runs import traced_run
+    from stepscope.ui import tried_remedies
+    from stepscope.ui.advice import DRAWN_RANKS, add_advice, advise_slowest, choose_look
+    from stepscope.ui.progress import shown_progress
+
+    require_folder(html, "--html")
+    require_folder(perfetto, "--perfetto")
+    paths = [traced_run(path) for path in paths]
+    draw = html is not None
+    with shown_progress(quiet=quiet) as progress:
+        traces = JobTraces(paths, cache=cache, memory_limit=memory_limit, engine=engine)
+        look = choose_look(traces, draw=draw)
+        explanation, looks = traces.explain(look, max_ranks=DRAWN_RANKS, progress=progress)
+        advice = looks[0].advice if looks else None
+        advice = advice or advise_slowest(traces, explanation, draw=draw)
+        explanation = tried_remedies.add_origin(explanation)
+        tune = tried_remedies.tune_of(explanation)
+        explanation = tried_remedies.add_trials(explanation, tune)
+        explanation = add_advice(explanation, advice, tried_remedies.tried_alone(tune))
+        explanation = tried_remedies.next_by_tune(explanation, tune)
+    if html:
+        from stepscope.ui.html.report import write_report as write
+
+        pictures = [look.picture for look in looks if look.picture]
+        whatif_page = advice.page if advice else None
+        with writing(html, "--html"):
+            write(explanation, pictures, html, whatif=whatif_page, tune=tune)
+    if perfetto:
+        _write_perfetto(traces, explanation, perfetto)
+    return explanation
+
+
+def _write_perfetto(traces: JobTraces, explanation: Explanation, target: Path) -> None:
+    from stepscope.explain.explain_job import choose_ranks
+    from stepscope.ui.advice import DRAWN_RANKS
+    from stepscope.ui.perfetto_trace import write_perfetto
+    from stepscope.ui.say import say
+
+    ranks = choose_ranks(explanation, DRAWN_RANKS)
+    written = write_perfetto(traces, explanation, target, ranks=ranks)
+    if len(ranks) < len(explanation.ranks):
+        say(f"--perfetto: {len(ranks)} of {len(explanation.ranks)} ranks, those that findings name")
+    say(f"for ui.perfetto.dev: {', '.join(map(str, written))}")
+
+
+def parse_settings(texts: Sequence[str]) -> list[Setting]:
+    """Read settings as on the command line; most changes may be given only once."""
+    from stepscope.changes import PREDICTED
+    from stepscope.predict.whatifs import parse_setting
+
+    wanted = [parse_setting(text) for text in texts]
+    names = [setting.name for setting in wanted if not PREDICTED[setting.name].repeatable]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"--set {twice[0]} is given twice")
+    return wanted
+
+
+def open_bench(*paths: str, cache: bool, quiet: bool = False) -> tuple[Bench, RankExplanation, str]:
+    """Return the rank that decides the step, ready for predictions, and which one that is."""
+    from stepscope.ui.advice import open_slowest
+    from stepscope.ui.progress import shown_progress
+
+    with shown_progress(quiet=quiet) as progress:
+        return open_slowest(*paths, cache=cache, progress=progress)
+
+
+def predict_changes(bench: Bench, rank: RankExplanation, wanted: Sequence[Setting]) -> Tried:
+    """Predict changes together, as past results teach; without any, the usual ones alone."""
+    from stepscope.ui.topics import whatif as topic
+    from stepscope.verify.track_record import history
+
+    if not wanted:
+        changes = topic.with_offered(topic.usual(bench), rank.findings)
+        return topic.try_each(bench, changes, history())
+    after = topic.adjusted(topic.predict_together(bench, wanted), history())
+    return topic.Tried(before=bench.predict([]), predictions=(after,), refused=after.refused)

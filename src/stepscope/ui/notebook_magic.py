@@ -97,9 +97,9 @@ class _Magic:
 
 def _check(options: argparse.Namespace) -> None:
     """UsageError before the cell runs; a disk that refuses is told when nothing is captured."""
-    from stepscope.ui.cli.options import check_html
+    from stepscope.ui.user_input import require_folder
 
-    check_html(options.html)
+    require_folder(options.html, "--html")
     if options.name and not options.name.isidentifier():
         raise UsageError(f"--name {options.name}: not a variable name")
     if options.out:

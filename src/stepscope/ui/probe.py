@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shlex
+import signal
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
-from stepscope.errors import NotCapturedError, UsageError
+from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.predict.autocast import changed_mode, traced_mode
 from stepscope.predict.declaration import Refused, WrongValue
 from stepscope.predict.operator_library import (
@@ -38,6 +46,10 @@ from stepscope.records.hardware import (
     cpu_place,
 )
 from stepscope.records.prediction import Setting
+from stepscope.text.figures import percent
+from stepscope.text.words import counted
+from stepscope.ui.jobs.environment import own_python
+from stepscope.ui.jobs.process import ask_line
 
 if TYPE_CHECKING:
     from stepscope.step.graph import Floats
@@ -50,8 +62,8 @@ _NO_OPERATOR = "no operator in the trace launched it"
 
 
 def modes_of(settings: Sequence[Setting]) -> tuple[str, ...]:
-    """The precisions and batches asked for: `bf16`, `batch=x2`. UsageError for anything that a
-    probe cannot change."""
+    """Return the precisions and batches asked for: `bf16`, `batch=x2`. UsageError for anything
+    that a probe cannot change."""
     for setting in settings:
         if setting.name not in ("precision", "batch"):
             raise UsageError(
@@ -160,7 +172,7 @@ def _untimed(probe: StepProbe, total_ns: float) -> Iterator[UnprobedOperator]:
 def _without_operator(
     context: StepContext, operators: StepOperators, total_ns: float
 ) -> Iterator[UnprobedOperator]:
-    """What cannot be rebuilt at all: collectives, compiled kernels, copies from the host."""
+    """Return what cannot be rebuilt at all: collectives, compiled kernels, copies from the host."""
     graph, trace = context.graph, context.trace
     around = graph.calls.operator if context.on_host else graph.calls.operator[graph.tasks.call]
     free = operators.owner < 0
@@ -174,13 +186,13 @@ def _without_operator(
 
 
 def _host_added(probe: StepProbe) -> dict[str, float]:
-    """By precision, as far as it was measured."""
+    """Return it by precision, as far as it was measured."""
     added = {mode: probe.host_added_ns(number) for number, mode in enumerate(probe.modes) if number}
     return {mode: ns / 1e6 for mode, ns in added.items() if ns is not None}
 
 
 def _place(context: StepContext, device: ProbedDevice) -> str:
-    """The trace's own name if the probe ran where the trace did."""
+    """Return the trace's own name if the probe ran where the trace did."""
     if device.kind != "cpu":
         return device.place
     load = context.cpu.load if context.cpu else None
@@ -288,7 +300,7 @@ class StepProbe:
 
     @cached_property
     def groups(self) -> tuple[CallGroup, ...]:
-        """The longest first."""
+        """Return them, the longest first."""
         places: dict[tuple[OperatorCall, ...], list[int]] = {}
         for place, made in enumerate(zip(*self._made, strict=True)):
             places.setdefault(made, []).append(place)
@@ -305,7 +317,9 @@ class StepProbe:
         return tuple(sorted(groups, key=lambda group: -group.traced_ns))
 
     def time_host(self, ends: float, clock: Clock) -> None:
-        """What the host needs for the calls of the forward pass, where autocast may change it."""
+        """Return what the host needs for the calls of the forward pass, where autocast may
+        change it.
+        """
         if not any(map(uses_autocast, self.modes.values())):
             return
         in_forward = {
@@ -378,8 +392,8 @@ class StepProbe:
     # What is known now.
 
     def spent_ns(self, group: CallGroup, number: int) -> float | None:
-        """A call of the group in a mode: the passes that take time in the trace; None if one of
-        them was not timed."""
+        """Return a call of the group in a mode: the passes that take time in the trace; None if
+        one of them was not timed."""
         answer = self._answers[group.made[number]]
         total = 0.0
         for name, traced_ns in (("forward", group.forward_ns), ("backward", group.backward_ns)):
@@ -390,7 +404,7 @@ class StepProbe:
         return total
 
     def why_not(self, group: CallGroup, number: int) -> str | None:
-        """Why a call of the group was not timed in a mode; None: the time was over."""
+        """Return why a call of the group was not timed in a mode; None: the time was over."""
         answer = self._answers[group.made[number]]
         untimed = _timing(answer, "forward") is None
         return answer.get("error") if untimed else _NO_BACKWARD
@@ -400,7 +414,9 @@ class StepProbe:
         return _spread(self._answers[group.made[0]])
 
     def host_added_ns(self, number: int) -> float | None:
-        """What the host needs more for a step in a mode; None if not all of its calls are known."""
+        """Return what the host needs more for a step in a mode; None if not all of its calls are
+        known.
+        """
         total = 0.0
         for group in self.groups:
             before, after = (self._answers[group.made[at]] for at in (0, number))
@@ -433,7 +449,7 @@ def _is_batch(change: str) -> bool:
 
 
 def _grown(context: StepContext, operators: StepOperators, change: str) -> StepOperators | None:
-    """None for a batch that the trace gives no ground for; UsageError for one that makes no
+    """Return None for a batch that the trace gives no ground for; UsageError for one that makes no
     sense."""
     try:
         factor = batch_factor(context, change.removeprefix("batch="))
@@ -459,10 +475,162 @@ def _timing(answer: dict[str, Any], name: str) -> PassTime | None:
 
 
 def _spread(answer: dict[str, Any]) -> float | None:
-    """Of both passes together; None if it was not timed."""
+    """Return that of both passes together; None if it was not timed."""
     timings = [timing for name in ("forward", "backward") if (timing := _timing(answer, name))]
     if not timings:
         return None
     whole = sum(timing.ns for timing in timings)
     parts = sum((timing.ns * timing.spread) ** 2 for timing in timings)
     return float(parts**0.5 / max(whole, 1.0))
+
+
+# A run that has just ended, and the process that times operators: what crashes it does not end the
+# probe, and nothing here fails the run.
+
+REPORT = "probe.json"
+
+
+def asked_precisions(settings: Sequence[str], *, probe: bool) -> tuple[str, ...]:
+    """Return what `run --probe --set ...` asks for; UsageError before the command starts."""
+    if settings and not probe:
+        raise UsageError("--set needs --probe: stepscope run --probe --set precision=bf16")
+    return modes_of([Setting.parse(text) for text in settings])
+
+
+def probe_run(
+    folder: Path, precisions: Sequence[str], budget_s: float, *, on_cpu: bool = True
+) -> str:
+    """Time the operators of a run folder's step, keep the report there, and say how it went. Empty
+    if the step ran `on_cpu` and nobody wants that."""
+    from stepscope.ui.advice import open_slowest
+
+    if find_spec("torch") is None:
+        return "no operator was timed: stepscope's Python has no torch"
+    try:
+        context = open_slowest(str(folder), cache=True)[0].context
+        if context.on_host and not on_cpu:
+            return ""
+        load = context.cpu.load if context.cpu else None
+        with ProbeChild(load.threads if load else 0) as child:
+            report = probe_step(context, precisions, child, budget_s=budget_s)
+        from stepscope.measure import folder as layout
+        from stepscope.ui.topics.measurements import probe_json
+
+        layout.try_write_json(folder / REPORT, probe_json(report))
+    except StepscopeError as error:
+        return f"no operator was timed: {error}"
+    except Exception as error:
+        return f"no operator was timed: a defect in stepscope: {type(error).__name__}: {error}"
+    timed = sum(row.probed_ms is not None for row in report.operators)
+    if not timed:
+        longest = [f"{row.name}: {row.why}" for row in report.unprobed]
+        return f"no operator was timed: {longest[0] if longest else 'the step has no operator'}"
+    notes = "".join(f"; {note}" for note in report.notes)
+    return (
+        f"probed {counted(timed, 'distinct call')} on {report.place}, "
+        f"{percent(report.probed_share)} of the step's operators{notes}"
+    )
+
+
+_START_S = 120.0  # for torch and a device to come up
+_PATIENCE_S = 30.0  # that a call may take beyond the time it was given
+_COMMAND = own_python("stepscope.measure.probe")
+
+
+class ProbeChild:
+    """Started at once, so that it loads torch meanwhile, and again after a crash."""
+
+    def __init__(self, threads: int = 0, command: Sequence[str] = _COMMAND) -> None:
+        self._threads, self._command = threads, command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self.crashes = 0
+
+    def __enter__(self) -> ProbeChild:
+        self._launch()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def device(self) -> ProbedDevice:
+        """Raises StepscopeError if no process comes up."""
+        return msgspec.convert(self._start(), ProbedDevice)
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer; a crash or a hang is an answer with an `error`."""
+        if not self._ready:
+            self._start()
+        answer = self._exchange(request, seconds + _PATIENCE_S)
+        if answer is not None:
+            return answer
+        code = self._stop()
+        self.crashes += 1
+        if code is None:
+            return {"error": f"it did not finish within {seconds + _PATIENCE_S:g} s"}
+        return {"error": f"its process ended ({_why(code)})"}
+
+    def _launch(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _start(self) -> dict[str, Any]:
+        if self._process is None:
+            self._launch()
+        answer = self._exchange({"do": "start", "threads": self._threads}, _START_S)
+        if answer is None:
+            self._stop()
+            raise StepscopeError(
+                "the process that times operators does not start. Run "
+                f"`{shlex.join(_COMMAND)}` to see why"
+            )
+        self._ready = True
+        return answer
+
+    def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
+        """Return None if the process ended or the time is over."""
+        assert self._process is not None
+        try:
+            line = json.dumps(request).encode() + b"\n"
+            answer: dict[str, Any] = json.loads(ask_line(self._process, line, seconds))
+        except OSError:
+            return None
+        return answer
+
+    def _stop(self) -> int | None:
+        """Its exit code if it had ended by itself."""
+        process, self._process, self._ready = self._process, None, False
+        if process is None:
+            return None
+        code: int | None
+        _close(process.stdin)  # an idle process ends when nothing more can come
+        try:
+            code = process.wait(timeout=0.5) if process.poll() is None else process.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+            process.kill()
+            process.wait()
+        _close(process.stdout)
+        return code
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    with contextlib.suppress(OSError):
+        if pipe:
+            pipe.close()
+
+
+def _why(code: int) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+        return f"signal {name}"
+    return f"exit code {code}"

@@ -85,7 +85,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _check(test: str, marker: pytest.Mark) -> None:
-    """UsageError for a budget that is none."""
+    """Raise UsageError for a budget that is none."""
+    from stepscope.ui.user_input import parse_share
+
     known = marker.kwargs
     if marker.args or not known.keys() <= {"ms", "over_baseline", "baseline", "rounds"}:
         raise pytest.UsageError(f"{test}: {_HELP}")
@@ -93,31 +95,16 @@ def _check(test: str, marker: pytest.Mark) -> None:
         ("over_baseline" in known) != ("baseline" in known)
     ):
         raise pytest.UsageError(f"{test}: {MARKER} takes either ms, or over_baseline and baseline")
-    if "ms" in known and not _is_positive(known["ms"]):
-        raise pytest.UsageError(f"{test}: ms={known['ms']!r}: write milliseconds, such as 12.5")
-    if "over_baseline" in known and _share(known["over_baseline"]) is None:
+    ms = known.get("ms", 1.0)
+    if not isinstance(ms, (int, float)) or not 0 < ms < math.inf:
+        raise pytest.UsageError(f"{test}: ms={ms!r}: write milliseconds, such as 12.5")
+    if "over_baseline" in known and parse_share(known["over_baseline"]) is None:
         raise pytest.UsageError(
             f"{test}: over_baseline={known['over_baseline']!r}: write '5%' or 0.05"
         )
     rounds = known.get("rounds", 5)
     if not isinstance(rounds, int) or rounds < 5:
         raise pytest.UsageError(f"{test}: rounds={rounds!r}: an interval needs at least 5")
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < math.inf
-
-
-def _share(value: object) -> float | None:
-    """'5%' or 0.05; None for anything else."""
-    try:
-        if isinstance(value, str):
-            share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        else:
-            share = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return share if 0 <= share < math.inf else None
 
 
 def _measure(item: pytest.Item, step: Step) -> StepRounds:
@@ -147,35 +134,27 @@ def _hold_to_ms(
 ) -> StepRounds:
     from stepscope.text.figures import milliseconds
 
-    time = measured()
     if budget_ms is None:
+        time = measured()
         _note(item, time, "no budget")
         return time
-    tries = [time]
-    while tries[-1].low_ms > budget_ms:
-        if len(tries) == _TRIES:
-            pytest.fail(
-                f"the step takes {_words(tries[-1])}: the whole interval is over the budget of "
-                f"{milliseconds(budget_ms)}{_tried(tries)}\n"
-                f"To accept it, raise ms in @pytest.mark.{MARKER} of {item.nodeid}",
-                pytrace=False,
-            )
-        tries.append(measured())
-    _note(item, tries[-1], f"budget {milliseconds(budget_ms)}")
-    return tries[-1]
+    limit = milliseconds(budget_ms)
+
+    def judge(time: StepRounds) -> tuple[bool, str]:
+        if time.low_ms <= budget_ms:
+            return True, f"budget {limit}"
+        return False, f": the whole interval is over the budget of {limit}"
+
+    accept = f"To accept it, raise ms in @pytest.mark.{MARKER} of {item.nodeid}"
+    return _hold(item, measured(), measured, judge, accept)
 
 
 def _hold_to_baseline(
     item: pytest.Item, budget: Mapping[str, Any], measured: Callable[[], StepRounds]
 ) -> StepRounds:
-    from stepscope.text.figures import (
-        milliseconds,
-        relative_change,
-        relative_interval,
-        trimmed,
-        unsigned_percent,
-    )
+    from stepscope.text import figures
     from stepscope.ui.step_baseline import read_baseline, save_step, step_here, unlike_machine
+    from stepscope.ui.user_input import parse_share
     from stepscope.verify.step_rounds import rounds_change, summarise_rounds
 
     file: Path = item.config.rootpath / budget["baseline"]
@@ -188,25 +167,49 @@ def _hold_to_baseline(
     how = f"pytest --stepscope-save {item.nodeid}"
     if base is None:
         pytest.fail(f"{file} has no step for this test: save one with {how}", pytrace=False)
-    tries = [measured()]
-    if (unlike := unlike_machine(base, step_here(tries[0].rounds_ms))) is not None:
+    first = measured()
+    if (unlike := unlike_machine(base, step_here(first.rounds_ms))) is not None:
         pytest.skip(f"the baseline is from another machine: {unlike}. To save one here: {how}")
-    share = _share(budget["over_baseline"]) or 0.0
-    allowed = trimmed(unsigned_percent(share))
-    then = summarise_rounds([ms / 1e3 for ms in base.rounds_ms], 1)
-    while True:
-        change = rounds_change(base.rounds_ms, tries[-1].rounds_ms)
+    share = parse_share(budget["over_baseline"]) or 0.0
+    allowed = figures.trimmed(figures.unsigned_percent(share))
+    then = figures.milliseconds(summarise_rounds([ms / 1e3 for ms in base.rounds_ms], 1).ms)
+
+    def judge(time: StepRounds) -> tuple[bool, str]:
+        change = rounds_change(base.rounds_ms, time.rounds_ms)
         value, low, high = (math.expm1(x) for x in (change.value, change.low, change.high))
+        words = figures.relative_change(value)
         if low <= share:
-            words = f"{relative_change(value)} against the baseline, {allowed} allowed"
+            return True, f"{words} against the baseline, {allowed} allowed"
+        interval = figures.relative_interval(low, high)
+        return False, (
+            f": {words} ({interval}) against the baseline's {then}. The whole interval is over the "
+            f"{allowed} allowed"
+        )
+
+    return _hold(item, first, measured, judge, f"To accept it as the new baseline: {how}")
+
+
+def _hold(
+    item: pytest.Item,
+    first: StepRounds,
+    measured: Callable[[], StepRounds],
+    judge: Callable[[StepRounds], tuple[bool, str]],
+    accept: str,
+) -> StepRounds:
+    """Measure until a try keeps the budget; `judge` says whether it does, and the words for it."""
+    from stepscope.text.figures import milliseconds
+
+    tries = [first]
+    while True:
+        keeps, words = judge(tries[-1])
+        if keeps:
             _note(item, tries[-1], words)
             return tries[-1]
         if len(tries) == _TRIES:
+            times = ", ".join(milliseconds(time.ms) for time in tries)
             pytest.fail(
-                f"the step takes {_words(tries[-1])}: {relative_change(value)} "
-                f"({relative_interval(low, high)}) against the baseline's "
-                f"{milliseconds(then.ms)}. The whole interval is over the {allowed} allowed"
-                f"{_tried(tries)}\nTo accept it as the new baseline: {how}",
+                f"the step takes {_words(tries[-1])}{words}\n"
+                f"It was measured {len(tries)} times: {times}\n{accept}",
                 pytrace=False,
             )
         tries.append(measured())
@@ -220,13 +223,6 @@ def _words(time: StepRounds) -> str:
         f"{milliseconds(time.ms)} (95% interval {interval(time.low_ms, time.high_ms)} ms; "
         f"{len(time.rounds_ms)} rounds of {counted(time.calls, 'step')})"
     )
-
-
-def _tried(tries: list[StepRounds]) -> str:
-    from stepscope.text.figures import milliseconds
-
-    each = ", ".join(milliseconds(time.ms) for time in tries)
-    return f"\nIt was measured {len(tries)} times: {each}"
 
 
 def _note(item: pytest.Item, time: StepRounds, words: str) -> None:

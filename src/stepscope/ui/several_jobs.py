@@ -76,14 +76,14 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 
 def step_words(job: Explanation) -> str:
-    """The step, as on the job's own screen."""
+    """Return the step, as on the job's own screen."""
     if covers_span(job):
         return f"{duration(job.budget.step_ms * 1e6)}"
     return milliseconds(job.budget.step_ms)
 
 
 def finding_words(job: Explanation) -> str:
-    """The first finding with its share."""
+    """Return the first finding with its share."""
     if covers_span(job):
         return "     no training steps found"
     top = job.findings[0]
@@ -118,7 +118,7 @@ _MOST_LINES = 3
 
 
 def print_several(several: Several, *, width: int | None = None) -> None:
-    """The first jobs, in the order given."""
+    """Print the first jobs, in the order given."""
     console = make_console(width)
     answer = several.answer
     out = labelled("verdict", wrapped(answer.verdict, console, _MOST_LINES, "bold"))

@@ -35,7 +35,7 @@ class StepBaseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_baseline(file: Path) -> StepBaseline:
-    """Empty if there is no such file yet."""
+    """Read the file; an empty baseline if there is none yet."""
     if not may_exist(file):
         return StepBaseline()
     try:
@@ -67,7 +67,7 @@ def save_step(file: Path, test: str, step: SavedStep) -> None:
 
 
 def step_here(rounds_ms: tuple[float, ...]) -> SavedStep:
-    """With the facts of this machine; the device is the one that the test used."""
+    """Describe the step with this machine; the device is the one that the test used."""
     torch = sys.modules.get("torch")
     cuda = torch is not None and torch.cuda.is_initialized()
     return SavedStep(
@@ -80,7 +80,7 @@ def step_here(rounds_ms: tuple[float, ...]) -> SavedStep:
 
 
 def unlike_machine(base: SavedStep, now: SavedStep) -> str | None:
-    """What differs, in words; None on a machine of the same kind."""
+    """Return what differs, in words; None on a machine of the same kind."""
     for name in ("processor", "cores", "device"):
         before, after = getattr(base, name), getattr(now, name)
         if before != after:

@@ -8,7 +8,7 @@ import pytest
 
 from hostile_names import PLACES
 from stepscope.explain.engines import Here
-from stepscope.ui.cli.explain import explain_paths
+from stepscope.ui.api import explain_paths
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,12 +11,14 @@ import click
 
 from stepscope.errors import UsageError
 from stepscope.measure import folder as layout
-from stepscope.ui.cli.compare import check_ending, comparing_options, conclude
+from stepscope.ui.cli.comparison_answer import Ending, comparing_options, conclude
 from stepscope.ui.cli.options import (
-    VerbCommand,
-    complete_file,
+    command_argument,
+    count_option,
+    flag,
     out_option,
     step_on_option,
+    verb,
     wait_option,
 )
 from stepscope.ui.jobs.run_folder import claim_or_refuse
@@ -28,10 +30,8 @@ if TYPE_CHECKING:
 _SEPARATOR = "---"
 
 
-@click.command(
-    cls=VerbCommand,
-    name="ab",
-    context_settings={"allow_interspersed_args": False},
+@verb(
+    "ab",
     examples=(
         ("stepscope ab -- python a.py --- python b.py", "Compare two scripts, five runs each"),
         (
@@ -39,19 +39,14 @@ _SEPARATOR = "---"
             "Exit with code 5 if the second command is more than 3% slower",
         ),
     ),
-    option_groups=(
-        ("The runs", ("--pairs", "--seed", "--out", "--step-on", "--wait", "--no-trace")),
-        ("Predictions", ("--prediction", "--no-prediction")),
-        ("Output", ("--json", "--html", "--top", "--fail-on-slower")),
-    ),
+    groups={
+        "The runs": "--pairs --seed --out --step-on --wait --no-trace",
+        "Predictions": "--prediction --no-prediction",
+        "Output": "--json --html --top --fail-on-slower",
+    },
+    takes_command=True,
 )
-@click.option(
-    "--pairs",
-    default=5,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How many times to run each command.",
-)
+@count_option("--pairs", "How many times to run each command.", default=5)
 @click.option(
     "--seed",
     default=0,
@@ -60,17 +55,10 @@ _SEPARATOR = "---"
 )
 @out_option("Folder for all runs (default: stepscope-runs/<time>-ab).")
 @wait_option(10, "Steps to skip before the last pair's trace is recorded.")
-@click.option("--no-trace", is_flag=True, help="Record no trace in the last pair, only step times.")
+@flag("--no-trace", "Record no trace in the last pair, only step times.")
 @step_on_option
 @comparing_options
-@click.argument(
-    "commands",
-    nargs=-1,
-    required=True,
-    type=click.UNPROCESSED,
-    metavar="COMMAND_A --- COMMAND_B",
-    shell_complete=complete_file,
-)
+@command_argument(name="commands", metavar="COMMAND_A --- COMMAND_B")
 def command(
     pairs: int,
     seed: int,
@@ -79,7 +67,7 @@ def command(
     no_trace: bool,
     step_on: str,
     commands: tuple[str, ...],
-    **ending: Any,
+    **answer: Any,
 ) -> None:
     """Run two commands in turns, then compare their steps pair by pair.
 
@@ -89,7 +77,8 @@ def command(
     from stepscope.verify.compare import compare
     from stepscope.verify.runs import PairedRuns, plan_pairs, read_pairs
 
-    check_ending(**ending)
+    ending = Ending(**answer)
+    ending.check()
     a, b = _split(commands)
     plan = PairedRuns(command_a=a, command_b=b, pairs=plan_pairs(pairs, seed), seed=seed)
     folder = claim_or_refuse(out, ("ab",))
@@ -100,67 +89,50 @@ def command(
             f"{error.filename or folder} could not be written: {layout.why_refused(error)}; "
             f"stepscope compare {folder} compares the pairs that are finished"
         ) from None
-    conclude(compare(*read_pairs(folder), paired=True), **ending)
+    conclude(compare(*read_pairs(folder), paired=True), ending)
 
 
 def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return both commands. Raise UsageError before the first one runs for nothing."""
+    from shutil import which
+
     if words.count(_SEPARATOR) != 1:
         raise UsageError(
             f"ab takes two commands with {_SEPARATOR} between them: "
             f"stepscope ab -- python a.py {_SEPARATOR} python b.py"
         )
-    place = words.index(_SEPARATOR)
-    a, b = words[:place], words[place + 1 :]
+    middle = words.index(_SEPARATOR)
+    a, b = words[:middle], words[middle + 1 :]
     if not a or not b:
         raise UsageError(f"there is no command {'before' if not a else 'after'} {_SEPARATOR}")
     for command in (a, b):
-        _check_command(command)
+        if which(command[0]) is None:
+            is_variable = re.match(r"[A-Za-z_]\w*=", command[0])
+            hint = f"; to set a variable for one of them: env {shlex.join(command)}"
+            raise UsageError(f"{command[0]}: no such command{hint if is_variable else ''}")
     return a, b
-
-
-def _check_command(command: tuple[str, ...]) -> None:
-    """Raise UsageError before the first one runs for nothing."""
-    from shutil import which
-
-    word = command[0]
-    if which(word) is not None:
-        return
-    if re.match(r"[A-Za-z_]\w*=", word):
-        raise UsageError(
-            f"{word}: no such command; to set a variable for one of them: env {shlex.join(command)}"
-        )
-    raise UsageError(f"{word}: no such command")
 
 
 def _run_pairs(plan: PairedRuns, folder: Path, step_on: str, window: int | None) -> None:
     """Write ab.json after every pair, so that `compare FOLDER` reads what is finished."""
-    from msgspec import structs
+    from msgspec import json, structs
 
     from stepscope.ui.jobs.capture import capture_run
+    from stepscope.verify.runs import AB
 
-    _write(plan, folder)
+    def save() -> None:
+        with layout.replacing(folder / AB) as unfinished:
+            unfinished.write_bytes(json.encode(plan))
+
+    save()
     say(f"run folder {folder}")
     for number, pair in enumerate(plan.pairs):
         last = number == len(plan.pairs) - 1
         for side in (pair.first, "b" if pair.first == "a" else "a"):
             words = plan.command_a if side == "a" else plan.command_b
             say(f"pair {number + 1} of {len(plan.pairs)}, {side.upper()}: {shlex.join(words)}")
-            capture_run(
-                words,
-                folder / (pair.a if side == "a" else pair.b),
-                step_on=step_on,
-                window=window if last else None,
-            )
-        finished = structs.replace(pair, done=True)
-        pairs = (*plan.pairs[:number], finished, *plan.pairs[number + 1 :])
+            run = folder / (pair.a if side == "a" else pair.b)
+            capture_run(words, run, step_on=step_on, window=window if last else None)
+        pairs = (*plan.pairs[:number], structs.replace(pair, done=True), *plan.pairs[number + 1 :])
         plan = structs.replace(plan, pairs=pairs)
-        _write(plan, folder)
-
-
-def _write(plan: PairedRuns, folder: Path) -> None:
-    import msgspec
-
-    from stepscope.verify.runs import AB
-
-    with layout.replacing(folder / AB) as unfinished:
-        unfinished.write_bytes(msgspec.json.encode(plan))
+        save()

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,128 +14,26 @@ import click
 
 from stepscope.bench.task import parse_counts
 from stepscope.bench.workload import TrainingWorkload
-from stepscope.errors import NotCapturedError, SlowerError, UsageError
+from stepscope.errors import NotCapturedError, SlowerError, StepscopeError, UsageError
 from stepscope.text.figures import relative_change, trimmed, unsigned_percent
-from stepscope.ui.cli.compare import parse_share
 from stepscope.ui.cli.options import (
-    VerbCommand,
-    check_html,
     complete_change,
+    count_option,
+    file_option,
+    flag,
     html_option,
     json_option,
     out_option,
-    writing_html,
+    read_share,
+    verb,
 )
 from stepscope.ui.jobs.run_folder import claim_or_refuse
 from stepscope.ui.say import say
+from stepscope.ui.user_input import require_folder, writing
 
 if TYPE_CHECKING:
     from stepscope.bench.request import BenchRequest
     from stepscope.bench.results import BenchComparison, BenchResults
-    from stepscope.ui.bench.suite import SuiteEnd
-
-# Options of `bench` that compare with saved results, and how they end it.
-
-
-def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --against and --fail-on-slower; `read_base` and `stop_if_slower` take them."""
-    for option in (
-        click.option(
-            "--fail-on-slower",
-            callback=parse_share,
-            metavar="SHARE",
-            help="With --against: exit with code 5 if a workload is slower or waits longer by more "
-            "than this, such as 3%. Its 95% interval must exclude zero.",
-        ),
-        click.option(
-            "--against",
-            type=click.Path(path_type=Path),
-            metavar="FILE|RUN",
-            help="Compare with a file of --save, a bench folder, or one run of a workload.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def read_base(against: Path | None, fail_on_slower: float | None) -> BenchResults | None:
-    """Read the base before anything is measured."""
-    if against is None:
-        if fail_on_slower is not None:
-            raise UsageError("--fail-on-slower needs --against: name the base to compare with")
-        return None
-    from stepscope.bench.saved_results import read_results
-
-    return read_results(against)
-
-
-def compare_with(base: BenchResults, results: BenchResults, against: Path) -> BenchComparison:
-    from stepscope.bench.against import compare_results
-
-    return compare_results(base, results, str(against))
-
-
-def stop_if_slower(comparison: BenchComparison, fail_on_slower: float | None) -> None:
-    """Raise SlowerError for a slower workload, after the answer.
-
-    NotCapturedError: nothing could be compared, or the machine itself became slower.
-    """
-    if fail_on_slower is None:
-        return
-    from stepscope.bench.against import slower_by, slower_with_machine
-    from stepscope.ui.bench.words import row_name
-
-    sys.stdout.flush()
-    if all(change.verdict == "not comparable" for change in comparison.workloads):
-        raise NotCapturedError(
-            f"--fail-on-slower: nothing could be compared with {comparison.against}"
-        )
-    alarms = slower_by(comparison, fail_on_slower)
-    if alarms:
-        listed = ", ".join(
-            f"{row_name(change)} {relative_change(change.counted_change or 0.0)}"
-            + (" (waiting)" if change.decided_by == "waiting" else "")
-            for change in alarms
-        )
-        allowed = trimmed(unsigned_percent(fail_on_slower))
-        raise SlowerError(
-            f"slower than {comparison.against}: {listed}; --fail-on-slower allows {allowed}"
-        )
-    undecided = slower_with_machine(comparison, fail_on_slower)
-    if undecided:
-        listed = ", ".join(map(row_name, undecided))
-        raise NotCapturedError(
-            f"--fail-on-slower: {listed} slower than {comparison.against}, but so is the machine "
-            "itself: measure the base again"
-        )
-
-
-# `bench --list --json`: what every workload says of itself.
-
-
-def list_json(workloads: Sequence[TrainingWorkload]) -> dict[str, Any]:
-    return {"schema": 1, "workloads": [_workload(workload) for workload in workloads]}
-
-
-def _workload(workload: TrainingWorkload) -> dict[str, Any]:
-    return {
-        "name": workload.name,
-        "task": workload.task,
-        "source": workload.source,
-        "samples": workload.samples,
-        "tags": sorted(workload.tags),
-        "sizes": {
-            size: {
-                "settings": dict(settings),
-                "target_loss": workload.targets[size].loss,
-                "target_steps": workload.targets[size].steps,
-            }
-            for size, settings in workload.sizes.items()
-        },
-    }
-
-
-# stepscope bench: run the suite of training workloads by fixed rules.
 
 _FAILED, _SIGNALS = 1, 128
 _DECIDES_WHAT_RUNS = (
@@ -180,21 +77,8 @@ def _sweep(_context: Any, _parameter: Any, text: str | None) -> tuple[int, ...]:
     return parse_counts(values, f"--sweep {text}: name batch sizes, such as batch=8,16,32")
 
 
-def _file_option(name: str, help_text: str) -> Callable[[Any], Any]:
-    path = click.Path(path_type=Path, dir_okay=False)
-    return click.option(name, type=path, metavar="FILE", help=help_text, callback=_check_folder)
-
-
-def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Raise UsageError before anything is measured."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"{parameter.opts[0]} {path}: its folder does not exist")
-    return path
-
-
-@click.command(
-    cls=VerbCommand,
-    name="bench",
+@verb(
+    "bench",
     examples=(
         ("stepscope bench", "Run the whole suite at its smallest size"),
         ("stepscope bench --save base.json", "Measure a base to compare with later"),
@@ -204,12 +88,12 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
         ),
         ("stepscope bench --list", "List the workloads"),
     ),
-    option_groups=(
-        ("What to run", ("--size", "--all", "--set", "--with", "--list", "--again")),
-        ("How often and where", ("--steps", "--runs", "--ranks", "--sweep", "--memory-check")),
-        ("Compare with a base", ("--save", "--against", "--fail-on-slower")),
-        ("Output", ("--out", "--html", "--csv", "--json", "--quiet")),
-    ),
+    groups={
+        "What to run": "--size --all --set --with --list --again",
+        "How often and where": "--steps --runs --ranks --sweep --memory-check",
+        "Compare with a base": "--save --against --fail-on-slower",
+        "Output": "--out --html --csv --json --quiet",
+    },
 )
 @click.argument("names", nargs=-1)
 @click.option(
@@ -220,7 +104,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     help="Size of the workloads: tiny takes seconds on a CPU, small seconds on one GPU. "
     "paper has the published shape.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also run the workloads outside the suite.")
+@flag("--all", "Also run the workloads outside the suite.", "everything")
 @click.option(
     "--set",
     "changes",
@@ -253,16 +137,13 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     callback=_sweep,
     help="Measure and predict throughput for several batch sizes.",
 )
-@click.option(
-    "--steps", type=click.IntRange(24), help="Steps of each run (default: as its target allows)."
-)
-@click.option(
+@count_option("--steps", "Steps of each run (default: as its target allows).", least=24)
+@count_option(
     "--runs",
-    type=click.IntRange(1),
-    help="Runs of each workload (default: 1). With --save and --against: 5 or more, until a "
+    "Runs of each workload (default: 1). With --save and --against: 5 or more, until a "
     "change of 5% would show. They take at most two minutes per workload.",
 )
-@_file_option("--save", "Write all results to this file, as a base for later runs.")
+@file_option("--save", "Write all results to this file, as a base for later runs.")
 @click.option(
     "--again",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -270,8 +151,20 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     help="Repeat a saved benchmark with its own options. Write into the file whether the results "
     "agree.",
 )
-@against_options
-@_file_option("--csv", "Write a table with one line per workload to this file.")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="FILE|RUN",
+    help="Compare with a file of --save, a bench folder, or one run of a workload.",
+)
+@click.option(
+    "--fail-on-slower",
+    callback=read_share,
+    metavar="SHARE",
+    help="With --against: exit with code 5 if a workload is slower or waits longer by more "
+    "than this, such as 3%. Its 95% interval must exclude zero.",
+)
+@file_option("--csv", "Write a table with one line per workload to this file.")
 @html_option("Write a page with all workloads side by side. It needs no network.")
 @out_option("Folder for all runs (default: stepscope-runs/<time>-bench).")
 @click.option(
@@ -280,9 +173,9 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     help="Predict first whether a workload fits into memory (on by default). Takes seconds. Plain "
     "tiny workloads skip it.",
 )
-@click.option("--list", "only_list", is_flag=True, help="List the workloads and run nothing.")
+@flag("--list", "List the workloads and run nothing.", "only_list")
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing while workloads run.")
+@flag("--quiet", "Print nothing while workloads run.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -305,31 +198,91 @@ def command(
     NAMES are workloads (default: the suite). Each trains in a process of its own, with fixed
     hyper-parameters, seeds and warm-up.
     """
-    check_html(html)
+    require_folder(html, "--html")
     if only_list:
         return _list(asked["names"], as_json=as_json)
-    older = read_base(against, fail_on_slower)
+    from stepscope.bench.against import compare_results
+    from stepscope.ui.advice import open_slowest
+    from stepscope.ui.bench.results import with_studies
+
+    older = _read_base(against, fail_on_slower)
     base = _read_saved(context, again) if again else None
     options = _asked_before(base, again) if base and again else asked
     request = _request(options, claim=bool(save or against))
     adds_runs = bool(save or against) and options["runs"] is None
-    end = _run(
+    results, code = _run(
         request, out, quiet=quiet, check_memory=memory_check, older=older, adds_runs=adds_runs
     )
-    end = replace(end, results=_with_studies(end.results))
-    if base is not None and again is not None and end.code < _SIGNALS:
-        _note_rerun(base, again, end.results)
-    comparison = compare_with(older, end.results, against) if older and against else None
+    results = with_studies(results, lambda folder: open_slowest(folder, cache=True)[0])
+    if base is not None and again is not None and code < _SIGNALS:
+        _note_rerun(base, again, results)
+    compared = compare_results(older, results, str(against)) if older and against else None
     try:
-        _write_files(end.results, save=save, csv=csv)
+        if save is not None:
+            from stepscope.bench.saved_results import write_results
+
+            with writing(save, "--save"):
+                write_results(results, save)
+        if csv is not None:
+            from stepscope.ui.bench.results import write_csv
+
+            with writing(csv, "--csv"):
+                write_csv(results, csv)
         if html is not None:
-            _write_page(html, end.results, older, comparison)
+            from stepscope.ui.html.bench_page import write_bench_page
+
+            with writing(html, "--html"):
+                write_bench_page(results, html, older, compared)
     finally:  # a file that cannot be written takes no answer away
         files = {"saved": save, "table": csv, "page": html}
-        _print(end.results, comparison, files, as_json=as_json)
-    if comparison is not None and not end.code:
-        stop_if_slower(comparison, fail_on_slower)
-    return end.code
+        _print(results, compared, files, as_json=as_json)
+    if compared is not None and fail_on_slower is not None and not code:
+        _stop_if_slower(compared, fail_on_slower)
+    return code
+
+
+def _read_base(against: Path | None, fail_on_slower: float | None) -> BenchResults | None:
+    """Read the base before anything is measured."""
+    if against is None:
+        if fail_on_slower is not None:
+            raise UsageError("--fail-on-slower needs --against: name the base to compare with")
+        return None
+    from stepscope.bench.saved_results import read_results
+
+    return read_results(against)
+
+
+def _stop_if_slower(comparison: BenchComparison, fail_on_slower: float) -> None:
+    """Raise SlowerError for a slower workload, after the answer.
+
+    NotCapturedError: nothing could be compared, or the machine itself became slower.
+    """
+    from stepscope.bench.against import slower_by, slower_with_machine
+    from stepscope.ui.bench.words import row_name
+
+    sys.stdout.flush()
+    if all(change.verdict == "not comparable" for change in comparison.workloads):
+        raise NotCapturedError(
+            f"--fail-on-slower: nothing could be compared with {comparison.against}"
+        )
+    alarms = slower_by(comparison, fail_on_slower)
+    if alarms:
+        listed = ", ".join(
+            f"{row_name(change)} {relative_change(change.counted_change or 0.0)}"
+            + (" (waiting)" if change.decided_by == "waiting" else "")
+            for change in alarms
+        )
+        allowed = trimmed(unsigned_percent(fail_on_slower))
+        raise SlowerError(
+            f"slower than {comparison.against}: {listed}; --fail-on-slower allows {allowed}"
+        )
+    undecided = slower_with_machine(comparison, fail_on_slower)
+    if undecided:
+        listed = ", ".join(map(row_name, undecided))
+        raise NotCapturedError(
+            f"--fail-on-slower: {listed} slower than {comparison.against}, but so is the machine "
+            "itself: measure the base again"
+        )
 
 
 def _request(asked: dict[str, Any], *, claim: bool) -> BenchRequest:
@@ -349,10 +302,11 @@ def _run(
     check_memory: bool,
     older: BenchResults | None,
     adds_runs: bool,
-) -> SuiteEnd:
+) -> tuple[BenchResults, int]:
+    """Return the results and the exit code."""
     from stepscope.bench.against import EnoughRuns
     from stepscope.bench.request import choose_tasks
-    from stepscope.ui.bench.suite import SuiteEnd, require_gpu, require_torch, run_suite
+    from stepscope.ui.bench.suite import require_gpu, require_torch, run_suite
     from stepscope.ui.progress import shown_trials
 
     require_torch()
@@ -372,19 +326,34 @@ def _run(
             check_memory=check_memory,
             enough=EnoughRuns(workloads=len(tasks), base=older) if adds_runs else None,
         )
-    return SuiteEnd(results=end.results, code=end.code or (_FAILED if problems else 0))
+    return end.results, end.code or (_FAILED if problems else 0)
 
 
-def _with_studies(results: BenchResults) -> BenchResults:
-    from stepscope.ui.advice import open_slowest
-    from stepscope.ui.bench.results import with_studies
-
-    return with_studies(results, lambda folder: open_slowest(folder, cache=True)[0])
+def list_json(workloads: Sequence[TrainingWorkload]) -> dict[str, Any]:
+    """Return what every workload says of itself."""
+    rows = [
+        {
+            "name": workload.name,
+            "task": workload.task,
+            "source": workload.source,
+            "samples": workload.samples,
+            "tags": sorted(workload.tags),
+            "sizes": {
+                size: {
+                    "settings": dict(settings),
+                    "target_loss": workload.targets[size].loss,
+                    "target_steps": workload.targets[size].steps,
+                }
+                for size, settings in workload.sizes.items()
+            },
+        }
+        for workload in workloads
+    ]
+    return {"schema": 1, "workloads": rows}
 
 
 def _list(names: tuple[str, ...], *, as_json: bool) -> int:
     from stepscope.bench import catalogue
-    from stepscope.errors import StepscopeError
     from stepscope.ui.bench.suite import require_torch
 
     require_torch()
@@ -442,38 +411,9 @@ def _note_rerun(base: BenchResults, path: Path, results: BenchResults) -> None:
     from stepscope.ui.bench.words import rerun_words
 
     updated = with_rerun(base, results, str(path))
-    _writing("--again", path, lambda: write_results(updated, path))
+    with writing(path, "--again"):
+        write_results(updated, path)
     say(f"{path}: {rerun_words(updated)}")
-
-
-def _write_files(results: BenchResults, *, save: Path | None, csv: Path | None) -> None:
-    if save is not None:
-        from stepscope.bench.saved_results import write_results
-
-        _writing("--save", save, lambda: write_results(results, save))
-    if csv is not None:
-        from stepscope.ui.bench.results import write_csv
-
-        _writing("--csv", csv, lambda: write_csv(results, csv))
-
-
-def _write_page(
-    html: Path,
-    results: BenchResults,
-    older: BenchResults | None,
-    comparison: BenchComparison | None,
-) -> None:
-    from stepscope.ui.html.bench_page import write_bench_page
-
-    with writing_html(html):
-        write_bench_page(results, html, older, comparison)
-
-
-def _writing(option: str, path: Path, write: Callable[[], None]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise UsageError(f"{option} {path} could not be written: {error.strerror}") from None
 
 
 def _print(
@@ -491,10 +431,8 @@ def _print(
         compared = {"against": msgspec.to_builtins(comparison)} if comparison else {}
         write_json({**msgspec.to_builtins(results), **compared})
         return
-    from stepscope.ui.terminal.bench import print_bench
+    from stepscope.ui.terminal.bench import print_against, print_bench
 
     print_bench(results, files)
     if comparison is not None:
-        from stepscope.ui.terminal.bench import print_against
-
         print_against(comparison)

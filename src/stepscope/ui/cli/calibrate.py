@@ -20,17 +20,17 @@ from stepscope.measure.calibrate.settings import KINDS, CalibrationSettings
 from stepscope.records.collective_schedules import COLLECTIVES
 from stepscope.ui.cli.options import (
     SIZE,
-    VerbCommand,
-    check_html,
+    count_option,
+    flag,
     html_option,
     json_option,
     long_name,
-    parse_size,
     time_between,
-    writing_html,
+    verb,
 )
 from stepscope.ui.jobs.environment import own_ranks
 from stepscope.ui.json_text import write_json
+from stepscope.ui.user_input import parse_size, require_folder, writing
 
 if TYPE_CHECKING:
     from stepscope.ui.progress import ShowShare
@@ -52,9 +52,8 @@ def _parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) 
     return sizes
 
 
-@click.command(
-    cls=VerbCommand,
-    name="calibrate",
+@verb(
+    "calibrate",
     examples=(
         ("stepscope calibrate", "Measure matmuls, copies and launches of one device"),
         ("stepscope calibrate --ranks 8", "Also measure collectives, with eight processes"),
@@ -63,28 +62,22 @@ def _parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) 
             "The same, under a launcher of your own",
         ),
     ),
-    option_groups=(
-        ("What to measure", ("--ranks", "--backend", "--kind", "--max-bytes")),
-        ("How long", ("--seconds", "--quick")),
-        ("Algorithms of collectives", ("--algorithms", "--sizes", "--compare", "--world")),
-        ("Output", ("--json", "--html")),
-    ),
+    groups={
+        "What to measure": "--ranks --backend --kind --max-bytes",
+        "How long": "--seconds --quick",
+        "Algorithms of collectives": "--algorithms --sizes --compare --world",
+        "Output": "--json --html",
+    },
 )
-@click.option(
-    "--ranks",
-    type=click.IntRange(2),
-    help="Start this many processes with torchrun, to measure collectives.",
+@count_option(
+    "--ranks", "Start this many processes with torchrun, to measure collectives.", least=2
 )
 @click.option(
     "--backend",
     metavar="NAME",
     help="Communication backend, such as gloo or nccl (default: nccl with CUDA, otherwise gloo).",
 )
-@click.option(
-    "--max-bytes",
-    type=SIZE,
-    help="Largest message to measure (default: 256MiB).",
-)
+@click.option("--max-bytes", type=SIZE, help="Largest message to measure (default: 256MiB).")
 @click.option(
     "--seconds",
     type=time_between(0.1),
@@ -98,7 +91,7 @@ def _parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) 
     metavar="NAME",
     help="Measure only this collective, such as all_reduce. Repeatable.",
 )
-@click.option("--quick", is_flag=True, help="Measure fewer and smaller sizes, in a few seconds.")
+@flag("--quick", "Measure fewer and smaller sizes, in a few seconds.")
 @json_option
 @html_option("Write a page with the plots. It needs no network.")
 @click.option(
@@ -106,10 +99,9 @@ def _parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) 
     type=SIZE,
     help="Measure nothing. Compare all-reduce algorithms for this message size instead.",
 )
-@click.option(
+@flag(
     "--algorithms",
-    is_flag=True,
-    help="Measure algorithms of collectives, such as ring and tree, against their formulas.",
+    "Measure algorithms of collectives, such as ring and tree, against their formulas.",
 )
 @click.option(
     "--sizes",
@@ -117,11 +109,7 @@ def _parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) 
     metavar="SIZE,SIZE,...",
     help="Sizes for --algorithms (default: powers of four, 1KiB to 16MiB).",
 )
-@click.option(
-    "--world",
-    type=click.IntRange(2),
-    help="Ranks that --compare assumes (default: those measured).",
-)
+@count_option("--world", "Ranks that --compare assumes (default: those measured).", least=2)
 def command(
     ranks: int | None,
     backend: str | None,
@@ -156,7 +144,7 @@ def command(
         raise UsageError("--max-bytes: it needs at least 4KiB")
     if find_spec("torch") is None:
         raise UsageError("calibrate measures with PyTorch: pip install torch")
-    check_html(html)
+    require_folder(html, "--html")
     settings = CalibrationSettings(
         backend=backend,
         max_bytes=max_bytes,
@@ -167,7 +155,13 @@ def command(
         sizes_bytes=sizes,
     )
     if algorithms and ranks is None and not _is_launched():
-        settings, ranks = _default_ranks(settings)
+        import torch
+
+        # A rank for each GPU where there are several, else four ranks on gloo.
+        gpus = torch.cuda.device_count() if settings.backend != "gloo" else 0
+        ranks = gpus if gpus > 1 else _LABORATORY_RANKS
+        if gpus <= 1:
+            settings = replace(settings, backend=settings.backend or "gloo")
     raw = _measure(settings, ranks, quiet=as_json)
     if raw is not None:
         (_conclude_laboratory if algorithms else _conclude)(raw, html, as_json)
@@ -188,16 +182,6 @@ def _check_together(
         )
 
 
-def _default_ranks(settings: CalibrationSettings) -> tuple[CalibrationSettings, int]:
-    """Return a rank for each GPU where there are several, else four ranks on gloo."""
-    import torch
-
-    gpus = torch.cuda.device_count() if settings.backend != "gloo" else 0
-    if gpus > 1:
-        return settings, gpus
-    return replace(settings, backend=settings.backend or "gloo"), _LABORATORY_RANKS
-
-
 def _is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
@@ -216,21 +200,17 @@ def _measure(
     with shown_shares(quiet=quiet) as show:
         if ranks is not None:
             return _start_ranks(settings, ranks, show)
-        return _measure_here(settings, show)
+        rank = os.environ.get("RANK", "0")
+        with _silent_stdout():
+            from stepscope.measure.calibrate.job import measure
 
-
-def _measure_here(settings: CalibrationSettings, show: ShowShare) -> dict[str, Any] | None:
-    rank = os.environ.get("RANK", "0")
-    with _silent_stdout():
-        from stepscope.measure.calibrate.job import measure
-
-        try:
-            return measure(settings, show if rank == "0" else lambda *_: None)
-        except StepscopeError:
-            raise
-        except (RuntimeError, ValueError, OSError) as error:
-            whose = f"rank {rank}: " if "RANK" in os.environ else ""
-            raise StepscopeError(f"{whose}measuring failed: {error}") from None
+            try:
+                return measure(settings, show if rank == "0" else lambda *_: None)
+            except StepscopeError:
+                raise
+            except (RuntimeError, ValueError, OSError) as error:
+                whose = f"rank {rank}: " if "RANK" in os.environ else ""
+                raise StepscopeError(f"{whose}measuring failed: {error}") from None
 
 
 @contextlib.contextmanager
@@ -317,7 +297,7 @@ def _conclude(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
     if html is not None:
         from stepscope.ui.html.calibration import write_calibration
 
-        with writing_html(html):
+        with writing(html, "--html"):
             write_calibration(profile, html)
     if as_json:
         write_json(calibration_json(profile, saved))
@@ -334,7 +314,7 @@ def _conclude_laboratory(raw: dict[str, Any], html: Path | None, as_json: bool) 
     if html is not None:
         from stepscope.ui.html.calibration import write_laboratory
 
-        with writing_html(html):
+        with writing(html, "--html"):
             write_laboratory(report, html)
     if as_json:
         from stepscope.ui.topics.measurements import laboratory_json

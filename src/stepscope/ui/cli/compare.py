@@ -2,77 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from stepscope.errors import SlowerError, UsageError
-from stepscope.text.figures import longer_or_shorter, unsigned_percent
+from stepscope.errors import UsageError
 from stepscope.text.words import counted
+from stepscope.ui.cli.comparison_answer import Ending, comparing_options, conclude
 from stepscope.ui.cli.options import (
     VerbCommand,
-    check_html,
-    complete_file,
-    html_option,
-    json_option,
+    flag,
     mode_option,
     no_cache_option,
-    top_option,
-    writing_html,
+    paths_argument,
+    read_share,
+    verb,
 )
-
-if TYPE_CHECKING:
-    from stepscope.records.comparison import Comparison
-
-
-def parse_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Read 3% or 0.03."""
-    del ctx
-    if value is None:
-        return None
-    text = value.strip()
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise click.BadParameter(f"{value!r}: write 3% or 0.03", param=param)
-    return share
-
-
-def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `compare` and `ab` share; `check_ending` and `conclude` take them."""
-    for option in (
-        json_option,
-        html_option("Write a page with both distributions and what changed."),
-        click.option(
-            "--fail-on-slower",
-            callback=parse_share,
-            metavar="SHARE",
-            help="Exit with code 5 if B is slower by more than this, such as 3%. The whole 95% "
-            "interval must be above it.",
-        ),
-        click.option(
-            "--prediction",
-            "--promise",
-            "promise",
-            metavar="ID",
-            help="The prediction that B puts to the test. `whatif --history` lists them.",
-        ),
-        click.option(
-            "--no-prediction",
-            "--no-promise",
-            "no_promise",
-            is_flag=True,
-            help="Check no prediction that `whatif --remember` saved.",
-        ),
-        top_option(6, 100, "Rows in each table."),
-    ):
-        command = option(command)
-    return command
 
 
 class _TwoSides(VerbCommand):
@@ -93,9 +40,9 @@ class _TwoSides(VerbCommand):
         return super().parse_args(ctx, out)
 
 
-@click.command(
+@verb(
+    "compare",
     cls=_TwoSides,
-    name="compare",
     examples=(
         ("stepscope compare runs/before runs/after", "Compare two runs"),
         (
@@ -107,15 +54,15 @@ class _TwoSides(VerbCommand):
             "Run two commands in turns, then compare them",
         ),
     ),
-    option_groups=(
-        ("The two sides", ("--against", "--pairs", "--run", "--between-starts", "--steps-only")),
-        ("Lists of step times", ("--unit", "--column")),
-        ("Predictions", ("--prediction", "--no-prediction")),
-        ("Output", ("--json", "--html", "--top", "--fail-on-slower")),
-    ),
+    groups={
+        "The two sides": "--against --pairs --run --between-starts --steps-only",
+        "Lists of step times": "--unit --column",
+        "Predictions": "--prediction --no-prediction",
+        "Output": "--json --html --top --fail-on-slower",
+    },
     modes={"--run": "ab"},
 )
-@click.argument("paths", nargs=-1, required=True, shell_complete=complete_file)
+@paths_argument
 @click.option(
     "--against",
     multiple=True,
@@ -123,14 +70,9 @@ class _TwoSides(VerbCommand):
     help="The runs of side B. All PATHS are then side A.",
 )
 @mode_option(
-    "--run",
-    "Run COMMAND_A --- COMMAND_B in turns first. `compare --run --help` has its options.",
+    "--run", "Run COMMAND_A --- COMMAND_B in turns first. `compare --run --help` has its options."
 )
-@click.option(
-    "--pairs",
-    is_flag=True,
-    help="The runs took turns: compare A's first with B's first, and so on.",
-)
+@flag("--pairs", "The runs took turns: compare A's first with B's first, and so on.")
 @click.option(
     "--unit",
     type=click.Choice(["ns", "us", "ms", "s"]),
@@ -141,15 +83,13 @@ class _TwoSides(VerbCommand):
 @click.option("--column", metavar="NAME", help="The column that holds the step times.")
 @click.option(
     "--between-starts",
-    callback=parse_share,
+    callback=read_share,
     default="0.5%",
     show_default=True,
     metavar="SHARE",
     help="How much two starts of one command differ by chance. Used if each side is one run.",
 )
-@click.option(
-    "--steps-only", is_flag=True, help="Compare step times and phases only, read no traces."
-)
+@flag("--steps-only", "Compare step times and phases only, read no traces.")
 @no_cache_option
 @comparing_options
 def command(
@@ -161,7 +101,7 @@ def command(
     between_starts: float,
     steps_only: bool,
     no_cache: bool,
-    **ending: Any,
+    **answer: Any,
 ) -> None:
     """Compare two runs and show whether the difference is real, with a 95% interval.
 
@@ -172,8 +112,9 @@ def command(
     from stepscope.verify.compare import compare
 
     a, b, paired = _sides(paths, against, pairs)
-    check_ending(**ending)
-    with shown_progress(quiet=ending["as_json"]) as progress:
+    ending = Ending(**answer)
+    ending.check()
+    with shown_progress(quiet=ending.as_json) as progress:
         comparison = compare(
             a,
             b,
@@ -185,58 +126,7 @@ def command(
             cache=not no_cache,
             progress=progress,
         )
-    conclude(comparison, cache=not no_cache, **ending)
-
-
-def check_ending(html: Path | None, promise: str | None, no_promise: bool, **_: Any) -> None:
-    """Refuse an unwritable page and an unknown prediction before anything is measured."""
-    check_html(html)
-    if promise is None:
-        return
-    if no_promise:
-        raise UsageError("--prediction and --no-prediction contradict each other")
-    from stepscope.verify.track_record import find_promise
-
-    find_promise(promise)
-
-
-def conclude(
-    comparison: Comparison,
-    *,
-    as_json: bool,
-    html: Path | None,
-    fail_on_slower: float | None,
-    promise: str | None,
-    no_promise: bool,
-    top: int,
-    cache: bool = True,
-) -> None:
-    """Check predictions, write the page, print the answer, and end as asked."""
-    if not no_promise:
-        from stepscope.verify.answered_predictions import with_promise
-
-        comparison = with_promise(comparison, promise)
-    if html:
-        from stepscope.ui.html.comparison import write_comparison
-
-        with writing_html(html):
-            write_comparison(comparison, html, cache=cache)
-    if as_json:
-        from stepscope.ui.json_text import write_json
-        from stepscope.ui.topics.comparison import comparison_json
-
-        write_json(comparison_json(comparison))
-    else:
-        from stepscope.ui.terminal.comparison import print_comparison
-
-        print_comparison(comparison, top=top, report=html)
-    if fail_on_slower is not None and comparison.low > fail_on_slower:
-        sys.stdout.flush()
-        change, least = longer_or_shorter(comparison.change), longer_or_shorter(comparison.low)
-        raise SlowerError(
-            f"B's step is {change}, at least {least}: more than the "
-            f"{unsigned_percent(fail_on_slower)} that --fail-on-slower allows"
-        )
+    conclude(comparison, ending, cache=not no_cache)
 
 
 def _sides(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import click
 
-from stepscope.ui.cli.options import VerbCommand
+from stepscope.ui.cli.options import COMPLETE, verb
 
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(
-    cls=VerbCommand,
-    name="completion",
+@verb(
+    "completion",
     examples=(
         ('eval "$(stepscope completion bash)"', "bash: put this line into ~/.bashrc"),
         ('eval "$(stepscope completion zsh)"', "zsh: put this line into ~/.zshrc"),
@@ -26,9 +25,7 @@ def command(shell: str) -> None:
     """Print the script that lets a shell complete stepscope's commands and options."""
     from click.shell_completion import get_completion_class
 
-    from stepscope.ui.cli.verbs import COMPLETE
-
-    found = get_completion_class(shell)
-    assert found is not None
+    script = get_completion_class(shell)
+    assert script is not None
     root = click.get_current_context().find_root()
-    click.echo(found(root.command, {}, "stepscope", COMPLETE).source())
+    click.echo(script(root.command, {}, "stepscope", COMPLETE).source())

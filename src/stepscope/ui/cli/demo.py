@@ -9,18 +9,15 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import click
-
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.ui.cli.options import VerbCommand, json_option, out_option
+from stepscope.ui.cli.options import json_option, out_option, verb
 from stepscope.ui.jobs.environment import own_ranks
 
 RANKS = 2
 
 
-@click.command(
-    cls=VerbCommand,
-    name="demo",
+@verb(
+    "demo",
     examples=(
         ("stepscope demo", "Train for a few seconds, then print where the steps' time went"),
         ("stepscope demo --out first-look", "Put the recording and the report into this folder"),
@@ -36,7 +33,7 @@ def command(out: Path | None, as_json: bool) -> None:
     if find_spec("torch") is None:
         raise UsageError("demo trains a model and needs PyTorch: pip install torch")
     from stepscope.measure.settings import Settings
-    from stepscope.ui.cli.explain import explain_paths
+    from stepscope.ui.api import explain_paths
     from stepscope.ui.jobs.capture import capture
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two ranks share this machine

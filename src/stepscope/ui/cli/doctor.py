@@ -7,10 +7,8 @@ import platform
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
-import click
-
 from stepscope.text.figures import size
-from stepscope.ui.cli.options import VerbCommand, json_option
+from stepscope.ui.cli.options import json_option, verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +19,8 @@ class Check:
     todo: str = ""
 
 
-@click.command(
-    cls=VerbCommand,
-    name="doctor",
+@verb(
+    "doctor",
     examples=(
         ("stepscope doctor", "Check Python, torch, the GPU, the cache and other things"),
         ("stepscope doctor --json", "The same, for a program"),

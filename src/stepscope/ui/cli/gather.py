@@ -25,7 +25,7 @@ from stepscope.trace.discover import check_one_job
 from stepscope.trace.files import MissingFileError, read_whole
 from stepscope.trace.run_folder.rank_facts import folder_rank, read_facts
 from stepscope.trace.run_folder.windows import choose_window, window_number
-from stepscope.ui.cli.options import VerbCommand, complete_file, json_option, out_option
+from stepscope.ui.cli.options import complete_file, flag, json_option, out_option, verb
 from stepscope.ui.jobs.gather_parts import (
     GATHERED,
     FileCopy,
@@ -50,9 +50,8 @@ if TYPE_CHECKING:
 _NAMED = 8
 
 
-@click.command(
-    cls=VerbCommand,
-    name="gather",
+@verb(
+    "gather",
     examples=(
         (
             "stepscope gather ssh://node1/job/run ssh://node2/job/run -o run",
@@ -67,11 +66,10 @@ _NAMED = 8
     required=True,
     type=click.Path(path_type=Path),
 )
-@click.option(
+@flag(
     "--all",
+    "Also copy what `explain` does not read: reports, other recordings, traces of stalls.",
     "everything",
-    is_flag=True,
-    help="Also copy what `explain` does not read: reports, other recordings, traces of stalls.",
 )
 @json_option
 def command(sources: tuple[str, ...], out: Path, everything: bool, as_json: bool) -> None:
@@ -194,7 +192,7 @@ def gather(
 
 
 def _open_target(out: Path) -> GatherRecord:
-    """What an earlier call left. UsageError if the folder holds anything else."""
+    """Return what an earlier call left. UsageError if the folder holds anything else."""
     try:
         if out.exists() and not out.is_dir():
             raise UsageError(f"{out} is a file: name a folder with -o")
@@ -422,7 +420,7 @@ class Copier:
             raise UsageError(f"{target} could not be written: {why}") from None
 
     def _is_there(self, copy: FileCopy) -> bool:
-        """Whether an earlier call copied this very file."""
+        """Return whether an earlier call copied this very file."""
         try:
             state = (self._out / copy.target).stat()
         except OSError:
@@ -466,7 +464,7 @@ def _window(copy: FileCopy) -> int | None:
 
 
 def _chosen_windows(traces: Sequence[FileCopy], out: Path) -> list[FileCopy]:
-    """Of several windows, the one that `explain` takes for the run."""
+    """Choose the window that `explain` takes for the run, where there are several."""
     by_rank: dict[str, dict[int, FileCopy]] = {}
     for copy in sorted(traces, key=lambda copy: copy.target):
         number = _window(copy)

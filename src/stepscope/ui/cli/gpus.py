@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from stepscope.errors import NotCapturedError
-from stepscope.ui.cli.options import VerbCommand, complete_file, json_option, no_cache_option
+from stepscope.ui.cli.options import json_option, no_cache_option, paths_argument, verb
 from stepscope.ui.json_text import write_json
 
 
-@click.command(
-    cls=VerbCommand,
-    name="gpus",
+@verb(
+    "gpus",
     newer="stepscope whatif PATHS --gpus",
     examples=(
         ("stepscope whatif trace.json.gz --gpus", "Predict the step on every GPU of the table"),
@@ -23,7 +22,7 @@ from stepscope.ui.json_text import write_json
         ),
     ),
 )
-@click.argument("paths", nargs=-1, required=True, shell_complete=complete_file)
+@paths_argument
 @click.option(
     "--gpu",
     "names",
@@ -53,7 +52,7 @@ def command(
     from stepscope.predict.compare_gpus import compare_gpus, table_gpus
     from stepscope.predict.declaration import Refused
     from stepscope.predict.other_gpu.gpu import find_gpu
-    from stepscope.ui.cli.whatif import open_bench
+    from stepscope.ui.api import open_bench
     from stepscope.ui.topics.gpus import comparison_json, read_prices
 
     per_hour = read_prices(prices) if prices else None

@@ -7,9 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING
 
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.measure import folder as layout
@@ -17,11 +15,12 @@ from stepscope.measure.profiler.schedule import Schedule
 from stepscope.measure.settings import Settings
 from stepscope.text.words import counted
 from stepscope.ui.cli.options import (
-    VerbCommand,
-    complete_file,
+    command_argument,
+    flag,
     json_option,
     out_option,
     step_on_option,
+    verb,
     wait_option,
 )
 from stepscope.ui.jobs.capture import capture
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
 _STEPS = 3
 
 
-@click.command(
-    cls=VerbCommand,
-    name="health",
+@verb(
+    "health",
     newer="stepscope run --check -- COMMAND",
     examples=(
         ("stepscope run --check -- python train.py", "Check three steps, then stop the training"),
@@ -44,20 +42,17 @@ _STEPS = 3
             "Check three steps and let the training go on",
         ),
     ),
-    context_settings={"allow_interspersed_args": False},
+    takes_command=True,
 )
 @out_option("Keep the recording in this folder, for `explain` and `whatif`.")
 @wait_option(3, "Steps to skip before recording.")
-@click.option(
+@flag(
     "--let-run",
-    is_flag=True,
-    help="Let the command run to its end. Without it, stepscope stops it after three steps.",
+    "Let the command run to its end. Without it, stepscope stops it after three steps.",
 )
 @json_option
 @step_on_option
-@click.argument(
-    "command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_file
-)
+@command_argument()
 def command(
     out: Path | None,
     wait: int,
@@ -79,13 +74,24 @@ def command(
         until = None if let_run else lambda: _all_captured(folder)
         code, _ = capture(command, folder, settings, output=sys.stderr.fileno(), until=until)
         health = _check(folder, settings, code)
-    _print(health, as_json)
+    if as_json:
+        import msgspec
+
+        from stepscope.ui.json_text import write_json
+
+        answer = {"schema": 1, **msgspec.to_builtins(health)}
+        del answer["lines"]
+        write_json(answer)
+    else:
+        from stepscope.ui.terminal.health import print_health
+
+        print_health(health)
     return code
 
 
 @contextlib.contextmanager
 def _folder(out: Path | None, command: tuple[str, ...]) -> Iterator[Path]:
-    """The folder named by --out, or a temporary one."""
+    """Yield the folder named by --out, or a temporary one."""
     if out:
         yield claim_or_refuse(out, command)
         return
@@ -102,49 +108,30 @@ def _folder(out: Path | None, command: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _all_captured(folder: Path) -> bool:
-    """Every rank of the job has saved its trace and its memory."""
+    """Return whether every rank of the job has saved its trace and its memory."""
+    from stepscope.trace.run_folder.rank_facts import read_facts
+
     ranks = list(folder.glob("rank-*"))
     files = (layout.TRACE, layout.MEMORY, layout.RANK)
     if not ranks or not all((rank / name).exists() for rank in ranks for name in files):
         return False
-    return len(ranks) >= max(_facts(rank).get("world_size") or 1 for rank in ranks)
-
-
-def _facts(rank: Path) -> dict[str, Any]:
-    from stepscope.trace.run_folder.rank_facts import read_facts
-
-    return read_facts(rank)
+    return len(ranks) >= max(read_facts(rank).get("world_size") or 1 for rank in ranks)
 
 
 def _check(folder: Path, settings: Settings, code: int) -> Health:
     from stepscope.explain.explain_job import explain_job
+    from stepscope.trace.run_folder.rank_facts import read_facts
     from stepscope.trace.run_folder.rank_folder import read_memory
     from stepscope.ui.terminal.health import check_health
 
     ranks = sorted(folder.glob("rank-*"))
+    facts = [read_facts(rank) for rank in ranks]
     if not any((rank / layout.TRACE).exists() for rank in ranks):
         needed = Schedule.plan(settings).windows[0].last + 1
-        seen = max((_facts(rank).get("steps") or 0 for rank in ranks), default=0)
+        seen = max((one.get("steps") or 0 for one in facts), default=0)
         raise NotCapturedError(
             f"the command ended with exit code {code} after {counted(seen, 'step')}; a check needs "
             f"{needed}"
         )
-    explanation = explain_job(folder, cache=False)
-    return check_health(
-        explanation, [{**_facts(rank), "memory": read_memory(rank)} for rank in ranks]
-    )
-
-
-def _print(health: Health, as_json: bool) -> None:
-    if as_json:
-        import msgspec
-
-        from stepscope.ui.json_text import write_json
-
-        answer = {"schema": 1, **msgspec.to_builtins(health)}
-        del answer["lines"]
-        write_json(answer)
-        return
-    from stepscope.ui.terminal.health import print_health
-
-    print_health(health)
+    memory = [{**one, "memory": read_memory(rank)} for one, rank in zip(facts, ranks, strict=True)]
+    return check_health(explain_job(folder, cache=False), memory)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.text.words import counted
 from stepscope.ui.cli.options import VerbCommand, VerbGroup, json_option
 from stepscope.ui.json_text import write_json
+from stepscope.ui.user_input import writing
 
 if TYPE_CHECKING:
     from stepscope.records.hardware import OperatorTime
@@ -72,10 +73,8 @@ def export(file: Path) -> None:
     from stepscope.records.hardware import TimesFile
 
     times = _read()
-    try:
+    with writing(file):
         file.write_bytes(msgspec.json.encode(TimesFile(schema=_SCHEMA, times=tuple(times))))
-    except OSError as error:
-        raise UsageError(f"{file} could not be written: {error.strerror}") from None
     click.echo(f"{counted(_timed(times), 'operator time')} written to {file}")
 
 

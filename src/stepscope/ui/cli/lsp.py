@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from importlib import import_module
 
-import click
-
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import VerbCommand
+from stepscope.ui.cli.options import count_option, flag, verb
 
 
-@click.command(
-    cls=VerbCommand,
-    name="lsp",
+@verb(
+    "lsp",
     examples=(
         ("stepscope lsp", "What an editor starts: a server on standard input and output"),
         ("stepscope lsp --tcp 8765", "Wait for one editor on a port of this machine"),
     ),
 )
-@click.option("--stdio", is_flag=True, help="Use standard input and output (the default).")
-@click.option(
+@flag("--stdio", "Use standard input and output (the default).")
+@count_option(
     "--tcp",
-    type=click.IntRange(1, 65535),
+    "Wait for one editor on this port of 127.0.0.1 instead.",
+    most=65535,
     metavar="PORT",
-    help="Wait for one editor on this port of 127.0.0.1 instead.",
 )
 def command(stdio: bool, tcp: int | None) -> None:
     """Show what each line of a training script costs, in an editor.
@@ -33,8 +30,7 @@ def command(stdio: bool, tcp: int | None) -> None:
     if stdio and tcp is not None:
         raise UsageError("choose one of --stdio and --tcp")
     try:
-        # By name, as verbs are loaded: the server explains through ui.api, which imports verbs.
-        server = import_module("stepscope.ui.lsp.serve_editor")
+        server = import_module("stepscope.ui.lsp.serve_editor")  # by name, as verbs are loaded
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pygls", "lsprotocol"):
             raise

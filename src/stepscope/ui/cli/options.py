@@ -1,14 +1,13 @@
-"""Declare a verb whose help teaches, and the options that several verbs share, with the
-checks that go with them.
+"""Declare verbs whose help teaches, and the options that several of them share.
+
+What the help shows is data on the command, so that the documentation is generated from it too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -16,25 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.errors import UsageError
 from stepscope.measure.settings import STEP_ON
 from stepscope.text.words import SITE
+from stepscope.ui.user_input import parse_share, parse_size, parse_time, require_folder
 
 if TYPE_CHECKING:
+    Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+    Examples = Sequence[tuple[str, str]]  # a command line, and what it does
     from click.shell_completion import CompletionItem
 
     from stepscope.ui.loggers.run_log import LogChoice
 
-    Option = Callable[[Callable[..., Any]], Callable[..., Any]]
-    Examples = Sequence[tuple[str, str]]
-    OptionGroups = Sequence[tuple[str, Sequence[str]]]
-
-# A verb whose help teaches: a summary, examples, options in groups, a link to its page.
-#
-# What the help shows is data on the command (`examples`, `option_groups`, `modes`, `newer`), so
-# that the documentation is generated from it too.
-
-WIDEST_HELP = 100
+COMPLETE = "_STEPSCOPE_COMPLETE"  # the variable that a shell asks with
 HELP_NAMES = ("-h", "--help")
 _MOST_HINTS = 3
 _WIDEST_NAME = 26
@@ -47,22 +39,23 @@ _ELSEWHERE = {"collect": " `stepscope gather` joins the folders of all hosts aft
 class VerbCommand(click.Command):
     """A command with examples, option groups and hints.
 
-    `modes` names verbs that this one includes. With a flag such as --gpus, or a first word such
-    as `show`, the other verb reads the remaining words.
+    `groups` names options by title: {"Output": "--json --html"}. `modes` names verbs that this one
+    includes: with a flag such as --gpus, or a first word such as `show`, the other verb reads the
+    remaining words.
     """
 
     def __init__(
         self,
         *args: Any,
         examples: Examples = (),
-        option_groups: OptionGroups = (),
+        groups: Mapping[str, str] | None = None,
         modes: Mapping[str, str] | None = None,
         newer: str = "",
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.examples = tuple(examples)
-        self.option_groups = tuple((title, tuple(names)) for title, names in option_groups)
+        self.groups = {title: tuple(names.split()) for title, names in (groups or {}).items()}
         self.modes = dict(modes or {})
         self.newer = newer
 
@@ -73,14 +66,14 @@ class VerbCommand(click.Command):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        place = self._place_of_mode(args)
-        if place is None:
+        at = self._find_mode(args)
+        if at is None:
             return super().make_context(info_name, args, parent, **extra)
-        mode = args[place]
+        mode = args[at]
         other: click.Command = import_module(f"stepscope.ui.cli.{self.modes[mode]}").command
         if mode.startswith("-"):
             info_name = f"{info_name} {mode}"
-            args = [*args[:place], *args[place + 1 :]]
+            args = [*args[:at], *args[at + 1 :]]
         return other.make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -98,25 +91,21 @@ class VerbCommand(click.Command):
             said = error.format_message()
             raise click.UsageError(f"{said} Example: {self.examples[0][0]}", ctx) from None
 
-    def _place_of_mode(self, args: Sequence[str]) -> int | None:
+    def _find_mode(self, args: Sequence[str]) -> int | None:
         """Return where the command line names a mode, before the words of a command start."""
         if args and args[0] in self.modes and not os.path.exists(args[0]):  # noqa: PTH110
             return 0
         mixes_words = self.context_settings.get("allow_interspersed_args", True)
-        taking_value = {
-            name
-            for option in options_of(self)
-            if not option.is_flag and not option.count
-            for name in option.opts
-        }
+        valued = [option for option in options_of(self) if not (option.is_flag or option.count)]
+        taking_value = {name for option in valued for name in option.opts}
         skip = False
-        for place, word in enumerate(args):
+        for number, word in enumerate(args):
             if skip:
                 skip = False
             elif word == "--" or (not word.startswith("-") and not mixes_words):
                 return None
             elif word.startswith("--") and word in self.modes:
-                return place
+                return number
             else:
                 skip = word in taking_value
         return None
@@ -133,10 +122,9 @@ class VerbCommand(click.Command):
         if not near and f"--{_MEANT.get(asked)}" in known:
             near = [f"--{_MEANT[asked]}"]
         hint = f" Did you mean {' or '.join(near[:_MOST_HINTS])}?" if near else ""
-        hint = hint or _ELSEWHERE.get(asked, "")
         from stepscope.ui.words import one_line
 
-        return f"No such option {one_line(name)}.{hint}"
+        return f"No such option {one_line(name)}.{hint or _ELSEWHERE.get(asked, '')}"
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_usage(ctx, formatter)
@@ -144,20 +132,32 @@ class VerbCommand(click.Command):
         if self.newer and ctx.info_name == self.name:
             formatter.write(f"\n  New form: {self.newer}\n")
         if self.examples:
+            lines = [f"  # {comment}\n  {line}\n" for line, comment in self.examples]
             with formatter.section("Examples"):
-                for number, (line, comment) in enumerate(self.examples):
-                    formatter.write(("\n" if number else "") + f"  # {comment}\n  {line}\n")
+                formatter.write("\n".join(lines))
         self.format_options(ctx, formatter)
-        formatter.write(f"\nMore: {verb_page(_verb_in(ctx))}\n")
+        while ctx.parent is not None and ctx.parent.parent is not None:
+            ctx = ctx.parent  # a subcommand's page is that of its verb
+        formatter.write(f"\nMore: {verb_page(ctx.command.name or '')}\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write tables whose second column starts at the same place in every section."""
         tables = option_table(self, ctx)
         names = [name for _, rows in tables for name, _ in rows]
         first = max((len(name) for name in names if len(name) <= _WIDEST_NAME), default=0)
         for title, rows in tables:
             with formatter.section(title):
+                margin = " " * formatter.current_indent
+                width = formatter.width - len(margin) - first - 2
                 for name, text in rows:
-                    _write_row(formatter, name, text, first)
+                    if len(name) > first:
+                        formatter.write(f"{margin}{name}\n")
+                        name = ""
+                    for line in textwrap.wrap(
+                        text, width, break_on_hyphens=False, break_long_words=False
+                    ):
+                        formatter.write(f"{margin}{name:<{first}}  {line}\n")
+                        name = ""
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
 
@@ -184,21 +184,36 @@ def long_names(option: click.Option) -> list[str]:
     return [*shown, *option.secondary_opts]
 
 
-def long_name(parameter: click.Parameter) -> str:
-    """Return the name that a message about an option uses."""
-    return next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
+def option_table(
+    command: VerbCommand, ctx: click.Context | None = None
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return titles with rows of options, in the order of the help."""
+    waiting = {long_names(option)[0]: _row(option) for option in options_of(command)}
+    tables = [
+        (title, [waiting.pop(name) for name in names]) for title, names in command.groups.items()
+    ]
+    rest = list(waiting.values())
+    if ctx is not None and (help_option := command.get_help_option(ctx)) is not None:
+        rest.append((", ".join(help_option.opts), "Show this help."))
+    if tables and len(rest) == 1:
+        tables[-1][1].extend(rest)
+    elif rest:
+        tables.append(("Other options" if tables else "Options", rest))
+    return tables
 
 
-def spelling(option: click.Option) -> str:
-    """Return an option as help shows it: `-o, --out FOLDER`."""
+def _row(option: click.Option) -> tuple[str, str]:
+    """Return an option as help shows it, `-o, --out FOLDER`, and its help with the default."""
     short = [name for name in option.opts if not name.startswith("--")]
     names = ", ".join([*short, " / ".join(long_names(option))])
-    value = "" if option.is_flag or option.count else value_name(option)
-    return f"{names} {value}".rstrip()
+    value = "" if option.is_flag or option.count else _value_name(option)
+    text = option.help or ""
+    if option.show_default and option.default is not None and not option.is_flag:
+        text = f"{text} [default: {option.default}]"
+    return f"{names} {value}".rstrip(), text
 
 
-def value_name(option: click.Option) -> str:
-    """Return what stands for an option's value."""
+def _value_name(option: click.Option) -> str:
     kind = option.type
     if option.metavar:
         return option.metavar
@@ -209,54 +224,23 @@ def value_name(option: click.Option) -> str:
     return "N" if kind.name.startswith(("integer", "float")) else kind.name.upper()
 
 
-def explanation(option: click.Option) -> str:
-    """Return an option's help, with its default."""
-    default = option.default
-    if not option.show_default or default is None or option.is_flag:
-        return option.help or ""
-    return f"{option.help} [default: {default}]"
+# Options that several verbs share.
 
 
-def option_table(
-    command: VerbCommand, ctx: click.Context | None = None
-) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return titles with rows of options, in the order of the help."""
-    waiting = {long_name(option): option for option in options_of(command)}
-    tables: list[tuple[str, list[tuple[str, str]]]] = []
-    for title, names in command.option_groups:
-        tables.append((title, [_row(waiting.pop(name)) for name in names]))
-    rest = [_row(option) for option in waiting.values()]
-    if ctx is not None and (help_option := command.get_help_option(ctx)) is not None:
-        rest.append((", ".join(help_option.opts), "Show this help."))
-    if tables and len(rest) == 1:
-        tables[-1][1].extend(rest)
-    elif rest:
-        tables.append(("Other options" if tables else "Options", rest))
-    return tables
-
-
-def _write_row(formatter: click.HelpFormatter, name: str, text: str, first: int) -> None:
-    """Write an option and its help, which starts in the same column in every section."""
-    margin = " " * formatter.current_indent
-    width = formatter.width - len(margin) - first - 2
-    lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
-    if len(name) > first:
-        formatter.write(f"{margin}{name}\n")
-        name = ""
-    for line in lines:
-        formatter.write(f"{margin}{name:<{first}}  {line}\n")
-        name = ""
-
-
-def _row(option: click.Option) -> tuple[str, str]:
-    return spelling(option), explanation(option)
-
-
-def _verb_in(ctx: click.Context) -> str:
-    """Return the verb that the command line reached, for a subcommand the verb it belongs to."""
-    while ctx.parent is not None and ctx.parent.parent is not None:
-        ctx = ctx.parent
-    return ctx.command.name or ""
+def verb(
+    name: str,
+    *,
+    examples: Examples,
+    groups: Mapping[str, str] | None = None,
+    takes_command: bool = False,
+    cls: type[VerbCommand] = VerbCommand,
+    **more: Any,
+) -> Callable[[Callable[..., Any]], VerbCommand]:
+    """Declare a verb. With `takes_command`, the options end where the user's command begins."""
+    settings = {"allow_interspersed_args": False} if takes_command else {}
+    return click.command(
+        name, cls=cls, examples=examples, groups=groups, context_settings=settings, **more
+    )
 
 
 def listed(names: Iterable[str]) -> str:
@@ -265,18 +249,15 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-# Lists of changes: those that stepscope applies, for `tune --list` and `run --with list`.
-
-
 def print_applied_changes(*, as_json: bool) -> None:
-    """Print each change with its values and what it does to the numbers."""
+    """Print each change that stepscope applies, with its values and what it does to the numbers."""
     from stepscope.changes import APPLIED, CHANGES
     from stepscope.ui.tune.plan import EFFECT_WORDS
 
     if as_json:
         from stepscope.ui.json_text import write_json
 
-        listed = [
+        changes = [
             {
                 "id": name,
                 "what": CHANGES[name].action,
@@ -285,7 +266,7 @@ def print_applied_changes(*, as_json: bool) -> None:
             }
             for name, fix in APPLIED.items()
         ]
-        write_json({"schema": 1, "changes": listed})
+        write_json({"schema": 1, "changes": changes})
         return
     width = max(map(len, APPLIED))
     for name, fix in APPLIED.items():
@@ -295,38 +276,7 @@ def print_applied_changes(*, as_json: bool) -> None:
         click.echo(f"{'':<{width}}  {'; '.join(more)}")
 
 
-# Sizes as people type them: 8GB, 24GiB.
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{unit}i": 1 << 10 * power for power, unit in enumerate("KMGT", 1)}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", re.IGNORECASE)
-
-
-def parse_size(text: str, option: str) -> int:
-    """8GB, 24GiB, a number of bytes. Raises UsageError."""
-    match = _SIZE.fullmatch(text.strip())
-    size = round(float(match[1]) * _UNITS[(match[2] or "").capitalize()]) if match else 0
-    if size <= 0:
-        raise UsageError(f"{option} {text!r}: write 8GB, 24GiB or a number of bytes")
-    return size
-
-
-_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|[smh]?)(?:in)?")
-
-
-def parse_time(text: str, option: str, least: float = 0.0, most: float = float("inf")) -> float:
-    """Return seconds for 10m, 90s, 1.5h, 500ms or a number of seconds. Raise UsageError."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{option} {text!r}: write 10m, 90s or 1h")
-    seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds <= 0 and not least:
-        raise UsageError(f"{option} {text!r}: write 10m, 90s or 1h")
-    if not least <= seconds <= most:
-        limit = f"{least:g} s or more" if most == float("inf") else f"{least:g} to {most:g} s"
-        raise UsageError(f"{option} {text!r} is not in the range: {limit}")
-    return seconds
+# Kinds of options.
 
 
 class _Time(click.ParamType):  # type: ignore[type-arg]
@@ -341,7 +291,7 @@ class _Time(click.ParamType):  # type: ignore[type-arg]
         del ctx
         if isinstance(value, (int, float)):
             return float(value)
-        return parse_time(value, _named(param), self._least, self._most)
+        return parse_time(value, long_name(param), self._least, self._most)
 
 
 class _Size(click.ParamType):  # type: ignore[type-arg]
@@ -351,19 +301,90 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> int:
         del ctx
-        return value if isinstance(value, int) else parse_size(value, _named(param))
-
-
-def _named(param: click.Parameter | None) -> str:
-    return long_name(param) if param is not None else "time"
+        return value if isinstance(value, int) else parse_size(value, long_name(param))
 
 
 TIME, SIZE = _Time(), _Size()
 time_between = _Time
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
-)
+
+def long_name(parameter: click.Parameter | None) -> str:
+    """Return the name that a message about an option uses."""
+    names = parameter.opts if parameter is not None else ["time"]
+    return next((name for name in names if name.startswith("--")), names[0])
+
+
+def read_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Read 3% or 0.03."""
+    del ctx
+    share = None if value is None else parse_share(value)
+    if value is not None and (share is None or share >= 1):
+        raise click.BadParameter(f"{value!r}: write 3% or 0.03", param=param)
+    return share
+
+
+def flag(name: str, help_text: str, variable: str | None = None, **more: Any) -> Option:
+    names = (name, variable) if variable else (name,)
+    return click.option(*names, is_flag=True, help=help_text, **more)
+
+
+def count_option(
+    name: str, help_text: str, *, default: int | None = None, least: int = 1, **more: Any
+) -> Option:
+    """Return an option that takes a whole number."""
+    kind = click.IntRange(least, more.pop("most", None))
+    return click.option(
+        name, default=default, show_default=default is not None, type=kind, help=help_text, **more
+    )
+
+
+def file_option(name: str, help_text: str, metavar: str = "FILE") -> Option:
+    """Return an option that names a file to write; its folder has to exist."""
+
+    def check(_context: Any, parameter: click.Parameter, path: Path | None) -> Path | None:
+        require_folder(path, long_name(parameter))
+        return path
+
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option(name, type=kind, metavar=metavar, help=help_text, callback=check)
+
+
+def folder_option(name: str, help_text: str) -> Option:
+    kind = click.Path(path_type=Path, file_okay=False)
+    return click.option(name, type=kind, metavar="FOLDER", help=help_text)
+
+
+def mode_option(name: str, help_text: str) -> Option:
+    """Return a flag that hands the other words to another verb; VerbCommand acts on it."""
+    return flag(name, help_text, expose_value=False)
+
+
+def names_starting(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def complete_change(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+    """Complete the last of several changes that commas separate."""
+    from stepscope.changes import APPLIED
+
+    before, comma, _ = incomplete.rpartition(",")
+    return names_starting((f"{before}{comma}{name}" for name in APPLIED), incomplete)
+
+
+def complete_file(ctx: click.Context, _param: Any, incomplete: str) -> list[CompletionItem]:
+    """Complete files, and the words that choose another verb."""
+    from click.shell_completion import CompletionItem
+
+    words = getattr(ctx.command, "modes", {}) if incomplete else ()
+    return [*names_starting(words, incomplete), CompletionItem(incomplete, type="file")]
+
+
+# Options and arguments that several verbs share.
+
+json_option = flag("--json", "Print one JSON object and nothing else.", "as_json")
+
 step_on_option = click.option(
     "--step-on",
     type=click.Choice(STEP_ON),
@@ -373,8 +394,12 @@ step_on_option = click.option(
     help=f"What marks the end of a training step: {listed(STEP_ON)}.",
 )
 
+no_cache_option = flag(
+    "--no-cache", "Read the trace files themselves, use no cached copy and write none."
+)
 
-def _remedies(ctx: click.Context, _parameter: Any, text: str) -> tuple[str, ...]:
+
+def _read_changes(ctx: click.Context, _parameter: Any, text: str) -> tuple[str, ...]:
     """Raise UsageError for a change that stepscope does not know; `list` prints all of them."""
     if not text or ctx.resilient_parsing:
         return ()
@@ -386,29 +411,19 @@ def _remedies(ctx: click.Context, _parameter: Any, text: str) -> tuple[str, ...]
     return tuple(map(str, choose_all(text.split(","))))
 
 
-def complete_change(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-    """Complete the last of several changes that commas separate."""
-    from click.shell_completion import CompletionItem
-
-    from stepscope.changes import APPLIED
-
-    before, comma, last = incomplete.rpartition(",")
-    return [CompletionItem(f"{before}{comma}{name}") for name in APPLIED if name.startswith(last)]
-
-
 with_option = click.option(
     "--with",
     "remedies",
     default="",
     metavar="CHANGE[,CHANGE]",
-    callback=_remedies,
+    callback=_read_changes,
     shell_complete=complete_change,
     help="Apply these changes inside the training. The script stays untouched. `--with list` "
     "lists them.",
 )
 
 
-def _loggers(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> tuple[LogChoice, ...]:
+def _read_loggers(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> tuple[LogChoice, ...]:
     """Raise UsageError for an unknown logger."""
     if not texts:
         return ()
@@ -422,80 +437,35 @@ log_option = click.option(
     "logs",
     multiple=True,
     metavar="KIND[:WHERE]",
-    callback=_loggers,
+    callback=_read_loggers,
     help="Log steps, verdict and budget while the command runs. KIND is tensorboard[:DIR], "
     "mlflow[:EXPERIMENT] or wandb[:PROJECT]. Repeatable.",
 )
-no_cache_option = click.option(
-    "--no-cache",
-    is_flag=True,
-    help="Read the trace files themselves, use no cached copy and write none.",
-)
 
 
-def top_option(default: int, most: int | None, help_text: str) -> Option:
-    rows = click.IntRange(1, most)
-    return click.option(
-        "--top", default=default, show_default=True, type=rows, metavar="N", help=help_text
-    )
+def top_option(default: int, help_text: str, most: int | None = 100) -> Option:
+    return count_option("--top", help_text, default=default, most=most, metavar="N")
 
 
 def out_option(help_text: str, **settings: Any) -> Option:
-    folder = click.Path(path_type=Path, file_okay=False)
-    return click.option(
-        "-o", "--out", metavar="FOLDER", help=help_text, **{"type": folder, **settings}
-    )
+    settings = {"type": click.Path(path_type=Path, file_okay=False), **settings}
+    return click.option("-o", "--out", metavar="FOLDER", help=help_text, **settings)
 
 
 def wait_option(default: int, help_text: str) -> Option:
-    return click.option(
-        "--wait",
-        default=default,
-        show_default=True,
-        type=click.IntRange(1),
-        metavar="N",
-        help=help_text,
-    )
+    return count_option("--wait", help_text, default=default, metavar="N")
 
 
 def html_option(help_text: str) -> Option:
-    return click.option(
-        "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=help_text
-    )
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--html", type=kind, metavar="FILE", help=help_text)
 
 
-def complete_file(ctx: click.Context, _param: Any, incomplete: str) -> list[CompletionItem]:
-    """Complete files, and the words that choose another verb."""
-    from click.shell_completion import CompletionItem
-
-    words = getattr(ctx.command, "modes", {})
-    chosen = [CompletionItem(word) for word in words if incomplete and word.startswith(incomplete)]
-    return [*chosen, CompletionItem(incomplete, type="file")]
+def command_argument(*, required: bool = True, **more: Any) -> Option:
+    """Return the argument that takes the user's command, word by word."""
+    more = {"shell_complete": complete_file, **more}
+    name = more.pop("name", "command")
+    return click.argument(name, nargs=-1, required=required, type=click.UNPROCESSED, **more)
 
 
-def mode_option(flag: str, help_text: str) -> Option:
-    """Return a flag that hands the other words to another verb; VerbCommand acts on it."""
-    return click.option(flag, is_flag=True, expose_value=False, help=help_text)
-
-
-def check_html(html: Path | None) -> None:
-    """Raise UsageError before anything is measured."""
-    _check_folder("--html", html)
-
-
-def check_perfetto(perfetto: Path | None) -> None:
-    """Raise UsageError before anything is read."""
-    _check_folder("--perfetto", perfetto)
-
-
-def _check_folder(option: str, file: Path | None) -> None:
-    if file and not file.absolute().parent.is_dir():
-        raise UsageError(f"{option} {file}: its folder does not exist")
-
-
-@contextlib.contextmanager
-def writing_html(html: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"--html {html} could not be written: {error.strerror}") from None
+paths_argument = click.argument("paths", nargs=-1, required=True, shell_complete=complete_file)

@@ -8,13 +8,12 @@ from importlib.util import find_spec
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import TIME, VerbCommand, complete_file, json_option, no_cache_option
+from stepscope.ui.cli.options import TIME, json_option, no_cache_option, paths_argument, verb
 from stepscope.ui.json_text import write_json
 
 
-@click.command(
-    cls=VerbCommand,
-    name="probe",
+@verb(
+    "probe",
     examples=(
         ("stepscope probe stepscope-runs/my-run", "Time the operators of a recorded step"),
         (
@@ -25,7 +24,7 @@ from stepscope.ui.json_text import write_json
     ),
     modes={"show": "library", "export": "library", "import": "library"},
 )
-@click.argument("paths", nargs=-1, required=True, shell_complete=complete_file)
+@paths_argument
 @click.option(
     "--set",
     "settings",
@@ -61,9 +60,8 @@ def command(
     them to another machine.
     """
     from stepscope.records.prediction import Setting
-    from stepscope.ui.cli.whatif import open_bench
-    from stepscope.ui.probe import modes_of, probe_step
-    from stepscope.ui.probe_run import ProbeChild
+    from stepscope.ui.api import open_bench
+    from stepscope.ui.probe import ProbeChild, modes_of, probe_step
     from stepscope.ui.progress import shown_shares
     from stepscope.ui.topics.measurements import probe_json
 

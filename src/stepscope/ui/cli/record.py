@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import VerbCommand, VerbGroup, json_option, top_option
+from stepscope.ui.cli.options import VerbCommand, VerbGroup, flag, json_option, top_option
 
 
 @click.group(
@@ -19,12 +19,10 @@ from stepscope.ui.cli.options import VerbCommand, VerbGroup, json_option, top_op
     ),
 )
 @json_option
-@click.option(
-    "--every-host",
-    is_flag=True,
-    help="Show the predictions of all hosts that share the folder, not only of this one.",
+@flag(
+    "--every-host", "Show the predictions of all hosts that share the folder, not only of this one."
 )
-@top_option(10, None, "How many predictions to list.")
+@top_option(10, "How many predictions to list.", most=None)
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> None:
     """Show past predictions of this host beside their results.
@@ -34,26 +32,21 @@ def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> No
     """
     if ctx.invoked_subcommand is not None:
         return
-    from stepscope.verify.track_record import (
-        count_unread,
-        history,
-        ignored_deliveries,
-        record_folder,
-        summarise,
-    )
+    from stepscope.verify import track_record
 
-    kept = history(every_host=every_host)
-    rows = summarise(kept)
-    ignored = ignored_deliveries(every_host=every_host)
+    promises = track_record.history(every_host=every_host)
+    rows = track_record.summarise(promises)
+    ignored = track_record.ignored_deliveries(every_host=every_host)
+    folder, unread = track_record.record_folder(), track_record.count_unread()
     if as_json:
         from stepscope.ui.json_text import write_json
         from stepscope.ui.topics.comparison import record_json
 
-        write_json(record_json(kept, rows, record_folder(), count_unread(), ignored))
+        write_json(record_json(promises, rows, folder, unread, ignored))
         return
     from stepscope.ui.terminal.comparison import print_record
 
-    print_record(kept, rows, record_folder(), top=top, unread=count_unread(), ignored=ignored)
+    print_record(promises, rows, folder, top=top, unread=unread, ignored=ignored)
 
 
 @command.command(
@@ -70,12 +63,7 @@ def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> No
 )
 @click.argument("ids", nargs=-1, metavar="ID...")
 @click.option("--all-of", metavar="CHANGE", help="All predictions of a change, such as precision.")
-@click.option(
-    "--delivery",
-    "delivery_only",
-    is_flag=True,
-    help="Forget only the result: the prediction is open again.",
-)
+@flag("--delivery", "Forget only the result: the prediction is open again.", "delivery_only")
 def forget_command(ids: tuple[str, ...], all_of: str | None, delivery_only: bool) -> None:
     """Stop counting predictions: later ones no longer learn from their results.
 

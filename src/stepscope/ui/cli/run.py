@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +19,18 @@ from stepscope.measure.ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.cli.options import (
     TIME,
-    VerbCommand,
-    complete_file,
+    command_argument,
+    count_option,
+    flag,
     log_option,
     mode_option,
     out_option,
     step_on_option,
+    verb,
     with_option,
 )
 from stepscope.ui.jobs.capture import JobPart, PartTakenError, candidate_folders, capture_into
+from stepscope.ui.jobs.environment import startable
 from stepscope.ui.jobs.job_key import JobKey, find_job
 from stepscope.ui.jobs.process import HeldSignals, News, raising_on_signals, run_job
 from stepscope.ui.jobs.run_folder import (
@@ -40,22 +42,19 @@ from stepscope.ui.jobs.run_folder import (
     script_of,
     why_nothing,
 )
-from stepscope.ui.probe_run import asked_precisions, probe_run
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
-    from stepscope.ui.loggers.run_log import LogChoice, RunLog
-    from stepscope.ui.serve.metrics import MetricsFile
+    from stepscope.ui.loggers.run_log import LogChoice
 
 AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
-@click.command(
-    cls=VerbCommand,
-    name="run",
-    context_settings={"allow_interspersed_args": False},
+@verb(
+    "run",
+    takes_command=True,
     examples=(
         ("stepscope run -- python train.py", "Record a training, then explain its steps"),
         (
@@ -64,86 +63,55 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
         ),
         ("stepscope run --check -- python train.py", "Check three steps, then stop the training"),
     ),
-    option_groups=(
-        ("Where and how", ("--out", "--with", "--check", "--quiet", "--no-explain")),
-        (
-            "What to record",
-            (
-                *("--stacks", "--lines", "--modules", "--shapes", "--memory", "--ranks"),
-                *("--script-facts", "--nvtx", "--nccl-debug"),
-            ),
-        ),
-        (
-            "When to record",
-            (
-                *("--wait", "--warmup", "--active", "--repeat", "--every", "--on-stall"),
-                "--step-on",
-            ),
-        ),
-        ("While it runs", ("--log", "--metrics-file")),
-        ("Several hosts", ("--job",)),
-        ("Afterwards", ("--probe", "--set", "--probe-budget")),
-    ),
+    groups={
+        "Where and how": "--out --with --check --quiet --no-explain",
+        "What to record": "--stacks --lines --modules --shapes --memory --ranks --script-facts "
+        "--nvtx --nccl-debug",
+        "When to record": "--wait --warmup --active --repeat --every --on-stall --step-on",
+        "While it runs": "--log --metrics-file",
+        "Several hosts": "--job",
+        "Afterwards": "--probe --set --probe-budget",
+    },
     modes={"--check": "health"},
 )
 @out_option(
     "Folder for the recording and the report (default: stepscope-runs/<time>-<script>).",
     type=click.Path(path_type=Path),
 )
-@click.option(
+@count_option(
     "--wait",
-    default=None,
-    type=click.IntRange(0),
-    help="Steps to skip before recording (default: record a few early steps, then steps 12 to 14).",
+    "Steps to skip before recording (default: record a few early steps, then steps 12 to 14).",
+    least=0,
 )
-@click.option(
+@count_option(
     "--warmup",
+    "Steps to profile and throw away, because the profiler's start slows them.",
     default=2,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Steps to profile and throw away, because the profiler's start slows them.",
+    least=0,
 )
-@click.option(
-    "--active",
-    default=3,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Steps to record in the trace.",
-)
-@click.option(
-    "--repeat",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How many times to wait, warm up and record.",
-)
+@count_option("--active", "Steps to record in the trace.", default=3)
+@count_option("--repeat", "How many times to wait, warm up and record.", default=1)
 @click.option(
     "--every",
     default=0,
     type=click.IntRange(0),
     help="Also record every N steps through the whole run. Older recordings are thinned out.",
 )
-@click.option(
-    "--on-stall",
-    is_flag=True,
-    help="Also record the steps around a stall that recurs (trace-stall.json.gz).",
-)
+@flag("--on-stall", "Also record the steps around a stall that recurs (trace-stall.json.gz).")
 @click.option(
     "--shapes/--no-shapes",
     default=True,
     help="Record the operators' input shapes (on by default). FLOPs and predictions need them.",
 )
-@click.option(
+@flag(
     "--stacks",
-    is_flag=True,
-    help="Record Python stacks, so that findings name lines of your code. Slows recorded steps.",
+    "Record Python stacks, so that findings name lines of your code. Slows recorded steps.",
 )
-@click.option(
+@flag(
     "--lines",
-    is_flag=True,
-    help="Also record two steps that show which line of your code ran what, for editors.",
+    "Also record two steps that show which line of your code ran what, for editors.",
 )
-@click.option("--modules", is_flag=True, help="Record nn.Module names, for time by module.")
+@flag("--modules", "Record nn.Module names, for time by module.")
 @step_on_option
 @click.option(
     "--memory/--no-memory",
@@ -151,16 +119,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     help="Measure memory by category in one more step (on by default): parameters, "
     "activations and others.",
 )
-@click.option(
-    "--nvtx",
-    is_flag=True,
-    help="Mark phases and modules with NVTX ranges, for a run under Nsight Systems.",
-)
-@click.option(
-    "--nccl-debug",
-    is_flag=True,
-    help="Let NCCL log its transports and algorithms into the run folder.",
-)
+@flag("--nvtx", "Mark phases and modules with NVTX ranges, for a run under Nsight Systems.")
+@flag("--nccl-debug", "Let NCCL log its transports and algorithms into the run folder.")
 @click.option(
     "--ranks",
     default="auto",
@@ -186,15 +146,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     metavar="FILE.prom",
     help="Write the job's metrics to this file while it trains, for Prometheus' node exporter.",
 )
-@click.option(
-    "--script-facts",
-    is_flag=True,
-    help="Also write script.json: what the script builds, and where. Patches need it.",
+@flag(
+    "--script-facts", "Also write script.json: what the script builds, and where. Patches need it."
 )
-@click.option(
+@flag(
     "--probe",
-    is_flag=True,
-    help="After the command, time the step's operators one by one, as `stepscope probe` does. "
+    "After the command, time the step's operators one by one, as `stepscope probe` does. "
     "Predictions then use these times.",
 )
 @click.option(
@@ -212,11 +169,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     help="With --probe: stop after this long.",
 )
 @log_option
-@click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
-@click.option("--no-explain", is_flag=True, help="Record only: no verdict, no report.")
-@click.argument(
-    "command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_file
-)
+@flag("--quiet", "Print nothing while the command runs.")
+@flag("--no-explain", "Record only: no verdict, no report.")
+@command_argument()
 def command(
     out: Path | None,
     job: str | None,
@@ -235,7 +190,10 @@ def command(
     The command's output and exit code pass through. stepscope prints to stderr.
     """
     command = startable(command)
-    precisions = asked_precisions(probe_settings, probe=probe)
+    if probe or probe_settings:
+        from stepscope.ui.probe import asked_precisions, probe_run
+
+        precisions = asked_precisions(probe_settings, probe=probe)
     if metrics_file is not None:
         from stepscope.ui.serve.metrics import require_place
 
@@ -244,12 +202,19 @@ def command(
         run = _begin(out, command, options, job)
         if run is None:
             return run_job(command, None, signals=signals)
-        log = _begin_log(run.folder, logs) if logs and run.closes else None
-        metrics = _Metrics(metrics_file, run.folder)
+        log = metrics = None
+        if logs and run.closes:
+            from stepscope.ui.loggers.run_log import begin_log
+
+            log = begin_log(run.folder, logs)
         announces = run.closes and not quiet
-        attachment = Attachment(run.folder, run.settings, command) if announces else None
-        news = metrics.around(attachment)
+        news: News | None = Attachment(run.folder, run.settings, command) if announces else None
+        if metrics_file is not None:
+            from stepscope.ui.serve.metrics import MetricsFile
+
+            news = metrics = MetricsFile(metrics_file.absolute(), run.folder.absolute(), news)
         code, ranks = capture_into(run, command, news=news, signals=signals)
+    # From here on nothing may change the command's exit code.
     with _not_ended_by_signals(), _ended_before_the_scheduler_kills(run):
         if isinstance(run, JobPart):
             ranks = _close_job(run)
@@ -261,42 +226,14 @@ def command(
             explanation = _conclude(run, ranks, command, code, explain=not no_explain)
             if not (ranks or code or out or log or metrics_file) and isinstance(run, RunFile):
                 run.remove_empty()
-            metrics.conclude(explanation)
+            if metrics is not None and (problem := metrics.write(explanation)):
+                say(problem)
         if log is not None:
             log.conclude(explanation)
     return code
 
 
-class _Metrics:
-    """`--metrics-file`, loaded only when it is asked for."""
-
-    def __init__(self, path: Path | None, folder: Path) -> None:
-        self._path, self._folder = path, folder
-        self._file: MetricsFile | None = None
-
-    def around(self, news: News | None) -> News | None:
-        """What writes the file beside the news."""
-        if self._path is None:
-            return news
-        from stepscope.ui.serve.metrics import MetricsFile
-
-        self._file = MetricsFile(self._path.absolute(), self._folder.absolute(), news)
-        return self._file
-
-    def conclude(self, explanation: Explanation | None) -> None:
-        """Nothing here may change the command's exit code."""
-        if self._file is not None and (problem := self._file.write(explanation)):
-            say(problem)
-
-
-def _begin_log(folder: Path, logs: tuple[LogChoice, ...]) -> RunLog | None:
-    from stepscope.ui.loggers.run_log import begin_log
-
-    return begin_log(folder, logs)
-
-
 def _close_job(part: JobPart) -> list[dict[str, Any]]:
-    """Nothing here may change the command's exit code."""
     try:
         ranks = part.close_job()
         if not part.closes and (words := part.farewell()):
@@ -310,13 +247,18 @@ def _close_job(part: JobPart) -> list[dict[str, Any]]:
 def _begin(
     out: Path | None, command: tuple[str, ...], options: dict[str, Any], job: str | None
 ) -> RunFile | JobPart | None:
-    """`options` are fields of Settings, named as on the command line.
+    """Return the run's record; `options` are fields of Settings, named as on the command line.
 
     None if nothing can be captured, whatever the reason: the command runs all the same.
     """
     claimed = None
     try:
-        _require_room(**options)
+        window = options["warmup"] + options["active"]
+        if 0 < options["every"] < window + 2:
+            raise UsageError(
+                f"--every {options['every']} leaves no steps between windows of {window} steps: "
+                f"choose {window + 2} or more"
+            )
         parse_ranks(options["ranks"])
         key = find_job(command, os.environ, job)
         if key is not None:
@@ -329,7 +271,10 @@ def _begin(
     except Exception as error:
         if claimed is not None:
             claimed.give_back()
-        why = _why(error, claimed.path if claimed else out, named=out is not None)
+        why = f"a defect in stepscope: {type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            why = _unwritable(error, claimed.path if claimed else out)
+            why += "" if out is not None else "; --out names another folder"
         say(f"nothing is captured; the command runs without stepscope: {why}")
         return None
 
@@ -337,7 +282,11 @@ def _begin(
 def _begin_part(
     out: Path | None, command: tuple[str, ...], options: dict[str, Any], key: JobKey
 ) -> JobPart:
-    """In the first folder that has no such part yet."""
+    """Begin in the first folder that has no such part yet.
+
+    The folder cannot be written on this host alone, perhaps: the other hosts would wait in vain for
+    ranks that nobody captures, so the part goes to a temporary folder. OSError if none can be made.
+    """
     refused: UsageError | None = None
     for folder in candidate_folders(out, command, key):
         settings = Settings(folder=str(folder.absolute()), **options)
@@ -346,50 +295,24 @@ def _begin_part(
         except PartTakenError as error:
             refused = error
         except OSError as error:
-            return _begin_elsewhere(command, options, key, _why(error, folder))
+            home = Path(tempfile.gettempdir()) / layout.HOME
+            elsewhere = layout.new_run_folder(script_of(command), home=home)
+            settings = Settings(folder=str(elsewhere), **options)
+            part = JobPart.begin(elsewhere, command, settings, key)
+            why = _unwritable(error, folder)
+            say(f"{why}: this host's part of the run goes to {elsewhere}")
+            return part
     raise refused or UsageError(f"{layout.HOME} has no room for another run of {key.name}")
 
 
-def _begin_elsewhere(
-    command: tuple[str, ...], options: dict[str, Any], key: JobKey, why: str
-) -> JobPart:
-    """The folder cannot be written on this host alone, perhaps: the other hosts would wait in vain
-    for ranks that nobody captures. OSError if no temporary folder can be made either."""
-    home = Path(tempfile.gettempdir()) / layout.HOME
-    folder = layout.new_run_folder(script_of(command), home=home)
-    part = JobPart.begin(folder, command, Settings(folder=str(folder), **options), key)
-    say(f"{why}: this host's part of the run goes to {folder}")
-    return part
-
-
-def _require_room(*, every: int, warmup: int, active: int, **_: Any) -> None:
-    if 0 < every < warmup + active + 2:
-        raise UsageError(
-            f"--every {every} leaves no steps between windows of {warmup + active} steps: "
-            f"choose {warmup + active + 2} or more"
-        )
-
-
-def _why(error: Exception, folder: Path | None, *, named: bool = True) -> str:
-    if isinstance(error, OSError):
-        where = error.filename or folder or "the run folder"
-        why = f"{where} cannot be written: {layout.why_refused(error)}"
-        return why if named else f"{why}; --out names another folder"
-    return f"a defect in stepscope: {type(error).__name__}: {error}"
-
-
-def startable(command: tuple[str, ...]) -> tuple[str, ...]:
-    """`train.py` alone means `python train.py`, with this Python."""
-    script = Path(command[0])
-    if script.suffix == ".py" and script.is_file() and not os.access(script, os.X_OK):
-        return (sys.executable, *command)
-    return command
+def _unwritable(error: OSError, folder: Path | None) -> str:
+    where = error.filename or folder or "the run folder"
+    return f"{where} cannot be written: {layout.why_refused(error)}"
 
 
 @contextlib.contextmanager
 def _not_ended_by_signals() -> Iterator[None]:
     """The command's exit code stands: a signal now only stops the explanation."""
-
     handled = [n for n in _ENDING if signal.getsignal(n) != signal.SIG_IGN]
     stop = raising_on_signals(handled, lambda n: KeyboardInterrupt(signal.Signals(n).name))
     with stop:
@@ -422,7 +345,7 @@ def _conclude(
     *,
     explain: bool,
 ) -> Explanation | None:
-    """Report and explain; nothing here may change the command's exit code."""
+    """Report and explain."""
     from stepscope.trace.run_folder.run_state import find_failure
 
     folder = run.folder
@@ -434,7 +357,14 @@ def _conclude(
         for words in (*applied_words(ranks), *missing_words(ranks)):
             say(words)
         if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
-            return _explain(folder)
+            from stepscope.ui.api import explain_paths
+            from stepscope.ui.terminal.short import print_short
+
+            report = folder / "report.html"
+            explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
+            more = f"stepscope explain {shlex.quote(str(folder))} --full"
+            print_short(explanation, more=more, report=report, to_stderr=True)
+            return explanation
         if (failed := find_failure(folder, code)) is not None:
             say(f"the command failed: {failed.words}")
     except StepscopeError as error:
@@ -447,14 +377,3 @@ def _conclude(
             f"{type(error).__name__}: {error}; `stepscope explain {folder}` tries again"
         )
     return None
-
-
-def _explain(folder: Path) -> Explanation:
-    from stepscope.ui.cli.explain import explain_paths
-    from stepscope.ui.terminal.short import print_short
-
-    report = folder / "report.html"
-    explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
-    more = f"stepscope explain {shlex.quote(str(folder))} --full"
-    print_short(explanation, more=more, report=report, to_stderr=True)
-    return explanation

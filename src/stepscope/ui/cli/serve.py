@@ -13,31 +13,30 @@ from urllib.parse import quote
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import VerbCommand
+from stepscope.ui.cli.options import count_option, flag, verb
 
 _TOKEN = "STEPSCOPE_SERVE_TOKEN"
 _SHORTEST_TOKEN = 16
 _HOME = "stepscope-runs"
 
 
-@click.command(
-    cls=VerbCommand,
-    name="serve",
+@verb(
+    "serve",
     examples=(
         ("stepscope serve", "Serve the runs below stepscope-runs"),
         ("stepscope serve /data/runs --open", "Serve another folder and open a browser"),
     ),
 )
 @click.argument("runs_dir", required=False, type=click.Path(path_type=Path))
-@click.option(
+@count_option(
     "--port",
-    type=click.IntRange(0, 65535),
-    default=None,
+    "Port of 127.0.0.1 to listen on; 0 takes any free one (default: 8763).",
+    least=0,
+    most=65535,
     metavar="PORT",
-    help="Port of 127.0.0.1 to listen on; 0 takes any free one (default: 8763).",
 )
-@click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
-@click.option("--rebuild", is_flag=True, help="Build the index anew from the run folders.")
+@flag("--open", "Open the page in a browser.", "open_browser")
+@flag("--rebuild", "Build the index anew from the run folders.")
 def command(runs_dir: Path | None, port: int | None, open_browser: bool, rebuild: bool) -> None:
     """Show a folder of runs in a browser: list, reports, comparisons, predictions.
 

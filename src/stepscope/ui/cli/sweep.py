@@ -21,7 +21,15 @@ from msgspec import to_builtins
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.text.figures import significant
 from stepscope.text.words import SITE, counted
-from stepscope.ui.cli.options import VerbCommand, complete_file, json_option, out_option
+from stepscope.ui.cli.options import (
+    complete_file,
+    count_option,
+    flag,
+    folder_option,
+    json_option,
+    out_option,
+    verb,
+)
 from stepscope.ui.jobs.run_folder import claim_or_refuse
 from stepscope.ui.json_text import append_line, read_journal
 from stepscope.ui.say import say
@@ -33,9 +41,8 @@ if TYPE_CHECKING:
     from stepscope.fix.fuse.sweep import SweptTrial
 
 
-@click.command(
-    cls=VerbCommand,
-    name="sweep",
+@verb(
+    "sweep",
     examples=(
         (
             "stepscope sweep train.py --grid lr=1e-3,3e-4 wd=0,0.1",
@@ -46,10 +53,10 @@ if TYPE_CHECKING:
             "Train as many models together as fit into memory",
         ),
     ),
-    option_groups=(
-        ("What to train", ("--grid", "--fuse", "--steps", "--seed", "--resume")),
-        ("Output", ("--every", "--out", "--json", "--quiet")),
-    ),
+    groups={
+        "What to train": "--grid --fuse --steps --seed --resume",
+        "Output": "--every --out --json --quiet",
+    },
 )
 @click.argument("script", shell_complete=complete_file)
 @click.argument("more", nargs=-1, metavar="[NAME=VALUE,VALUE]...")
@@ -66,30 +73,13 @@ if TYPE_CHECKING:
     metavar="N|auto",
     help="Models to train together. auto takes as many as fit into memory.",
 )
-@click.option(
-    "--steps",
-    default=500,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Steps that each trial trains.",
-)
-@click.option(
-    "--every",
-    default=50,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Steps between two reports of each trial's loss.",
-)
+@count_option("--steps", "Steps that each trial trains.", default=500)
+@count_option("--every", "Steps between two reports of each trial's loss.", default=50)
 @click.option("--seed", default=0, show_default=True, help="Every trial starts from this seed.")
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
-    help="Resume the sweep in this folder with its own options.",
-)
+@folder_option("--resume", "Resume the sweep in this folder with its own options.")
 @out_option("Folder for the results (default: stepscope-runs/<time>-<script>).")
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing while trials train.")
+@flag("--quiet", "Print nothing while trials train.")
 def command(
     script: str,
     more: tuple[str, ...],
@@ -129,21 +119,16 @@ def _begin(
         raise UsageError("name the settings to try: --grid lr=1e-3,3e-4 wd=0,0.1")
     if not Path(script).is_file():
         raise UsageError(f"{script} does not exist")
+    fuse = options.pop("fuse")
+    if fuse != "auto" and (not fuse.isdecimal() or int(fuse) < 1):
+        raise UsageError(f"--fuse {fuse}: write a number of models, or auto")
     start = SweepStart(
         script=str(Path(script).absolute()),
         grid={name: list(values) for name, values in axes.items()},
-        fuse=_parse_fuse(options.pop("fuse")),
+        fuse=None if fuse == "auto" else int(fuse),
         **options,
     )
     return SweepJournal.create(claim_or_refuse(out, (script,)), start)
-
-
-def _parse_fuse(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--fuse {text}: write a number of models, or auto")
-    return int(text)
 
 
 def _resume(script: str, words: tuple[str, ...], folder: Path) -> SweepJournal:
@@ -227,7 +212,7 @@ def _save(journal: SweepJournal, trial: SweptTrial) -> None:
 
 
 def _load_build(script: str) -> Callable[..., Any]:
-    """The script's `build`; what it does only as a program is not run."""
+    """Load the script's `build`; what it does only as a program is not run."""
     try:
         names = runpy.run_path(script, run_name="stepscope_sweep")
     except FileNotFoundError:
@@ -245,7 +230,7 @@ def _load_build(script: str) -> Callable[..., Any]:
 
 
 def _failure(script: str, error: BaseException) -> str:
-    """What was raised, and the place in the user's own file where there is one."""
+    """Return what was raised, and the place in the user's own file where there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == script]
     where = f" in line {own[-1].lineno}" if own else ""
@@ -272,7 +257,7 @@ def parse_axes(words: Sequence[str]) -> dict[str, tuple[Value, ...]]:
 
 
 def parse_value(text: str) -> Value:
-    """A number or a truth value where it is one."""
+    """Return a number or a truth value where it is one."""
     text = text.strip()
     if text in ("true", "True", "false", "False"):
         return text in ("true", "True")
@@ -350,7 +335,7 @@ class SweepJournal:
         self.ended.append(trial)
 
     def best(self) -> EndedTrial | None:
-        """The finished one with the lowest loss."""
+        """Return the finished one with the lowest loss."""
         return min(filter(_has_result, self.ended), key=_loss, default=None)
 
     def is_better(self, trial: EndedTrial) -> bool:
@@ -457,22 +442,26 @@ def sweep_json(journal: SweepJournal) -> str:
 
 
 def sweep_text(journal: SweepJournal) -> str:
-    """Verdict, why, next; then every trial that has ended."""
+    """Return verdict, why and next; then every trial that has ended."""
     ended, best = _in_order(journal), journal.best()
-    lines = [f"verdict  {_verdict(best)}", f"why      {_why(journal, ended)}"]
-    lines += [f"next     {_next(journal, best)}", ""]
-    lines += [_row(trial) for trial in ended]
+    verdict = "no trial has finished"
+    next_ = "see the reasons below, correct the script or its settings, and sweep again"
+    if best is not None:
+        lowest = significant(best.loss or 0.0)
+        verdict = f"{config_words(best.config)} has the lowest loss, {lowest}"
+        next_ = f'load the best weights: torch.load("{journal.folder / BEST}")["model"]'
+    if len(ended) < _settings(journal):
+        script, folder = shlex.quote(journal.start.script), shlex.quote(str(journal.folder))
+        next_ = f"to go on: stepscope sweep {script} --resume {folder}"
+    lines = [f"verdict  {verdict}", f"why      {_why(journal, ended)}", f"next     {next_}", ""]
+    for trial in ended:
+        loss = significant(trial.loss) if trial.loss is not None else "-"
+        lines.append(f"{loss:>10}  {config_words(trial.config)}  {ending_words(trial)}")
     return "\n".join(one_line(line) for line in lines)
 
 
-def _verdict(best: EndedTrial | None) -> str:
-    if best is None:
-        return "no trial has finished"
-    return f"{config_words(best.config)} has the lowest loss, {significant(best.loss or 0.0)}"
-
-
 def _why(journal: SweepJournal, ended: list[EndedTrial]) -> str:
-    """How many ended in which way, and how close the second best is."""
+    """Say how many ended in which way, and how close the second best is."""
     states = Counter(trial.state for trial in ended)
     ways = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items()))
     words = f"{len(ended):,} of {counted(_settings(journal), 'trial')} ended"
@@ -485,24 +474,13 @@ def _why(journal: SweepJournal, ended: list[EndedTrial]) -> str:
     return words
 
 
-def _next(journal: SweepJournal, best: EndedTrial | None) -> str:
-    """Go on, or use the best weights."""
-    if len(journal.ended) < _settings(journal):
-        script = shlex.quote(journal.start.script)
-        return f"to go on: stepscope sweep {script} --resume {shlex.quote(str(journal.folder))}"
-    if best is None:
-        return "see the reasons below, correct the script or its settings, and sweep again"
-    return f'load the best weights: torch.load("{journal.folder / BEST}")["model"]'
-
-
-def _row(trial: EndedTrial) -> str:
-    loss = significant(trial.loss) if trial.loss is not None else "-"
-    return f"{loss:>10}  {config_words(trial.config)}  {ending_words(trial)}"
-
-
 def _in_order(journal: SweepJournal) -> list[EndedTrial]:
-    """The lowest loss first; those without one last."""
-    return sorted(journal.ended, key=lambda one: (one.loss is None, one.loss or 0.0, one.number))
+    """Sort by loss; those without one come last."""
+
+    def order(trial: EndedTrial) -> tuple[bool, float, int]:
+        return trial.loss is None, trial.loss or 0.0, trial.number
+
+    return sorted(journal.ended, key=order)
 
 
 def _settings(journal: SweepJournal) -> int:

@@ -8,15 +8,14 @@ import click
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from stepscope.ui.cli.options import VerbCommand, complete_file, json_option, time_between
+from stepscope.ui.cli.options import complete_file, flag, json_option, time_between, verb
 
 if TYPE_CHECKING:
     from stepscope.records.run import LiveRank, LiveRun
 
 
-@click.command(
-    cls=VerbCommand,
-    name="top",
+@verb(
+    "top",
     examples=(
         ("stepscope top", "Show the newest run below stepscope-runs"),
         ("stepscope top stepscope-runs/my-run --once", "Print one screen and exit"),
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 )
 @click.argument("run", required=False, shell_complete=complete_file)
 @json_option
-@click.option("--once", is_flag=True, help="Print one screen and exit.")
+@flag("--once", "Print one screen and exit.")
 @click.option(
     "--interval",
     type=time_between(0.1, 3600),
@@ -73,7 +72,7 @@ def live_json(run: LiveRun) -> dict[str, Any]:
 
 
 def _rank(rank: LiveRank) -> dict[str, Any]:
-    """The figures of the run so far by the names of `explain --json`, without every step."""
+    """Return the figures of the run so far by the names of `explain --json`, without every step."""
     run = to_builtins(replace(rank.run, series=None))
     del run["series"]
     own = to_builtins(replace(rank, run=replace(rank.run, series=None)))

@@ -11,18 +11,23 @@ from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.ui.cli.options import (
     SIZE,
     TIME,
-    VerbCommand,
+    command_argument,
     complete_change,
-    complete_file,
+    count_option,
+    flag,
+    folder_option,
     json_option,
     out_option,
+    print_applied_changes,
     step_on_option,
+    verb,
 )
-from stepscope.ui.cli.run import startable
+from stepscope.ui.jobs.environment import startable
 from stepscope.ui.jobs.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
+    from stepscope.ui.cli.options import Option
     from stepscope.ui.tune.plan import Journal
     from stepscope.ui.tune.tuning import TuneEnd
 
@@ -30,13 +35,22 @@ _FEWEST_STEPS = 20
 _OF_A_NEW_TUNE = ("steps", "only", "skip", "allow", "memory_limit", "out", "step_on")
 
 
-def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _changes_option(name: str, help_text: str) -> Option:
+    def read(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+
+    return click.option(
+        name,
+        default="",
+        callback=read,
+        metavar="CHANGE[,CHANGE]",
+        shell_complete=complete_change,
+        help=help_text,
+    )
 
 
-@click.command(
-    cls=VerbCommand,
-    name="tune",
+@verb(
+    "tune",
     examples=(
         ("stepscope tune -- python train.py", "Try all changes that fit, for ten minutes"),
         (
@@ -45,19 +59,18 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
         ),
         ("stepscope tune --list", "List the changes that can be tried"),
     ),
-    option_groups=(
-        ("What to try", ("--only", "--skip", "--allow", "--memory-limit", "--list")),
-        ("How long", ("--budget", "--steps", "--step-on", "--resume")),
-        ("Output", ("--out", "--json", "--quiet", "--apply")),
-    ),
-    context_settings={"allow_interspersed_args": False},
+    groups={
+        "What to try": "--only --skip --allow --memory-limit --list",
+        "How long": "--budget --steps --step-on --resume",
+        "Output": "--out --json --quiet --apply",
+    },
+    takes_command=True,
 )
-@click.option(
+@count_option(
     "--steps",
+    "Fewest steps of each trial. A trial ends itself after them.",
     default=60,
-    show_default=True,
-    type=click.IntRange(_FEWEST_STEPS),
-    help="Fewest steps of each trial. A trial ends itself after them.",
+    least=_FEWEST_STEPS,
 )
 @click.option(
     "--budget",
@@ -66,22 +79,8 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
     type=TIME,
     help="Time for all trials together, such as 90s, 10m or 1h.",
 )
-@click.option(
-    "--only",
-    default="",
-    callback=_names,
-    metavar="CHANGE[,CHANGE]",
-    shell_complete=complete_change,
-    help="Try only these changes.",
-)
-@click.option(
-    "--skip",
-    default="",
-    callback=_names,
-    metavar="CHANGE[,CHANGE]",
-    shell_complete=complete_change,
-    help="Do not try these changes.",
-)
+@_changes_option("--only", "Try only these changes.")
+@_changes_option("--skip", "Do not try these changes.")
 @click.option(
     "--allow",
     type=click.Choice(["bit-identical", "rounding", "random", "training"]),
@@ -96,21 +95,17 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
     type=SIZE,
     help="Keep no change that needs more memory per rank than this, such as 24GB.",
 )
-@click.option(
+@folder_option(
     "--resume",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
-    help="Resume the tune in this folder with its own options. Only --budget may change.",
+    "Resume the tune in this folder with its own options. Only --budget may change.",
 )
 @out_option("Folder for all trials (default: stepscope-runs/<time>-<script>).")
 @step_on_option
-@click.option(
-    "--apply", is_flag=True, help="Write the changes into your files, if git can restore them."
-)
-@click.option("--list", "as_list", is_flag=True, help="List the changes that can be tried.")
+@flag("--apply", "Write the changes into your files, if git can restore them.")
+@flag("--list", "List the changes that can be tried.", "as_list")
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing while trials run.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_file)
+@flag("--quiet", "Print nothing while trials run.")
+@command_argument(required=False)
 @click.pass_context
 def command(
     context: click.Context,
@@ -130,8 +125,6 @@ def command(
     The command's output goes to files. Its work is lost, so use `run` for training that counts.
     """
     if as_list:
-        from stepscope.ui.cli.options import print_applied_changes
-
         print_applied_changes(as_json=as_json)
         return 0
     from stepscope.ui.progress import shown_trials
@@ -157,12 +150,7 @@ def _begin(words: tuple[str, ...], *, out: Path | None, budget: float, **options
     from stepscope.ui.tune.tuning import begin
 
     WantedRemedies.parse(options["only"], options["skip"], options["allow"])
-    start = TuneStart(
-        command=startable(words),
-        folder=str(Path.cwd()),
-        budget_s=budget,
-        **options,
-    )
+    start = TuneStart(command=startable(words), folder=str(Path.cwd()), budget_s=budget, **options)
     folder = claim_or_refuse(out, ("tune", *words))
     try:
         return begin(start, folder)
@@ -195,7 +183,16 @@ def _resume(context: click.Context, folder: Path, words: tuple[str, ...]) -> Jou
 
 
 def _print(end: TuneEnd, folder: Path, *, as_json: bool) -> None:
-    report = _write_report(folder)
+    """Write the report, then print the answer, which an error in the report must not hide."""
+    from stepscope.ui.html.panes.tune import write_tune_report
+
+    report = None
+    try:
+        report = write_tune_report(folder)
+    except NotCapturedError:
+        pass  # stopped before anything was measured
+    except (StepscopeError, OSError) as error:
+        say(f"the report could not be written: {error}")
     if as_json:
         import msgspec
 
@@ -206,19 +203,6 @@ def _print(end: TuneEnd, folder: Path, *, as_json: bool) -> None:
     from stepscope.ui.terminal.tune import print_tune
 
     print_tune(end.result, folder, report)
-
-
-def _write_report(folder: Path) -> Path | None:
-    """Write the report; an error here must not hide the answer."""
-    from stepscope.ui.html.panes.tune import write_tune_report
-
-    try:
-        return write_tune_report(folder)
-    except NotCapturedError:  # stopped before anything was measured
-        return None
-    except (StepscopeError, OSError) as error:
-        say(f"the report could not be written: {error}")
-        return None
 
 
 def _apply(end: TuneEnd) -> None:

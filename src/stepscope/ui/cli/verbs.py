@@ -1,6 +1,4 @@
-"""Start the command line and list its verbs; each verb is imported only when it is called,
-so that --help stays instant.
-"""
+"""Start the command line; each verb is imported only when it is called. Every error ends here."""
 
 from __future__ import annotations
 
@@ -17,62 +15,14 @@ import click
 
 from stepscope import __version__
 from stepscope.errors import StepscopeError
-from stepscope.text.words import SITE
-from stepscope.ui.cli.options import (
-    HELP_NAMES,
-    WIDEST_HELP,
-)
+from stepscope.ui.cli.options import COMPLETE, HELP_NAMES
+from stepscope.ui.front_page import NEWER, SUMMARY, VERBS, WIDEST_HELP, front_page
 from stepscope.ui.jobs.environment import without_blas_threads
 from stepscope.ui.say import leave_quietly, say
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-VERBS = {
-    "run": "run a training command and explain its steps",
-    "explain": "explain a run folder or a trace: where each step's time goes",
-    "why": "show what a finding means and what to do about it",
-    "demo": "train a small model here and explain it",
-    "whatif": "predict what a change would save",
-    "tune": "try changes in short runs, keep those that help",
-    "compare": "compare two runs: is the difference real?",
-    "ab": "run two commands in turns and compare their steps",
-    "top": "show a run live in this terminal",
-    "serve": "show a folder of runs in a browser",
-    "probe": "time the operators of a step one by one on this machine",
-    "calibrate": "measure this machine's matmuls, copies and collectives",
-    "bench": "run the suite of training workloads",
-    "doctor": "check what works on this machine",
-    "completion": "print the completion script of a shell",
-    "gather": "copy the parts of one job from several hosts into one run folder",
-    "lsp": "show what each line of a script costs, in an editor",
-    "sweep": "train a model with many settings, several models at a time",
-    "gpus": "predict a recorded step on other GPUs, side by side",
-    "health": "start a training command, check three steps, stop it",
-    "library": "show, export or import the operator times that probes measured",
-    "record": "show past predictions beside their results",
-}
-COMPLETE = "_STEPSCOPE_COMPLETE"  # the variable that a shell asks with
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Look": ("run", "explain", "why", "demo"),
-    "Change": ("whatif", "tune", "compare", "ab"),
-    "Watch": ("top", "serve"),
-    "More": ("probe", "calibrate", "bench", "doctor"),
-}
-ALSO = ("completion", "gather", "lsp", "sweep")
-# Verbs that another verb includes. Their own names keep working.
-NEWER = {
-    "gpus": "stepscope whatif --gpus",
-    "health": "stepscope run --check",
-    "library": "stepscope probe show",
-    "record": "stepscope whatif --history",
-}
-
-_FIRST_LINES = (
-    "stepscope demo                      # a small training, explained",
-    "stepscope run -- python train.py    # your own training",
-    "stepscope explain trace.json.gz     # a trace that you have",
-)
 _SHORT = frozenset({"explain", "whatif", "gpus", "compare", "record", "library", "why"})
 # What people call a verb elsewhere.
 _MEANT = {
@@ -119,9 +69,7 @@ def _meant(words: Sequence[str]) -> str:
         return f"Did you mean {_MEANT[words[0]]}?"
     if near := get_close_matches(words[0], VERBS, 1):
         return f"Did you mean {near[0]}?"
-    from stepscope.ui.cli.why import finding_ids
-
-    if words[0] in finding_ids():
+    if words[0] in import_module("stepscope.ui.cli.why").finding_ids():
         return f"To read about this finding: stepscope why {words[0]}"
     return "`stepscope --help` lists the commands."
 
@@ -176,45 +124,22 @@ class _Verbs(click.Group):
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        with formatter.section("Start with"):
-            for line in _FIRST_LINES:
-                formatter.write(f"  {line}\n")
-        width = max(map(len, VERBS))
-        for title, verbs in GROUPS.items():
-            with formatter.section(title):
-                formatter.write_dl([(f"{verb:<{width}}", VERBS[verb]) for verb in verbs])
-        olds = ", ".join(f"{old} ({new.removeprefix('stepscope ')})" for old, new in NEWER.items())
-        with formatter.section("Also"):
-            formatter.write_text(f"{', '.join(ALSO)}; under older names {olds}.")
-        with formatter.section("Options"):
-            formatter.write_dl(
-                [("-V, --version", "Show the version."), ("-h, --help", "Show this help.")]
-            )
-        formatter.write(f"\n`stepscope help COMMAND` explains a command. More: {SITE}/\n")
+        formatter.write(front_page(ctx.command_path, formatter.width))
 
 
 @click.group(
     cls=_Verbs,
-    context_settings={
-        "help_option_names": list(HELP_NAMES),
-        "max_content_width": WIDEST_HELP,
-    },
+    help=SUMMARY,
+    context_settings={"help_option_names": [*HELP_NAMES], "max_content_width": WIDEST_HELP},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="stepscope")
 def cli() -> None:
-    """Find where each training step's time goes, predict what a change saves, and check it."""
-
-
-# stepscope: where each training step went, what to change, what it buys, and proof.
-#
-# The interpreter is set up before any slow import. Every error ends here.
+    """Hold the verbs."""
 
 
 def main() -> None:
     """Run a verb; every error becomes one message and an exit code."""
-    without_blas_threads()
+    without_blas_threads()  # before any slow import
     try:
         code = cli.main(standalone_mode=False, complete_var=COMPLETE)
         if sys.stdout is not None:  # None if it was closed before we started

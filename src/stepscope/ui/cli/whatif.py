@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,13 @@ import click
 
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.ui.cli.options import (
-    VerbCommand,
     complete_file,
+    flag,
     json_option,
     mode_option,
+    names_starting,
     no_cache_option,
+    verb,
 )
 from stepscope.ui.json_text import write_json
 
@@ -29,16 +30,13 @@ if TYPE_CHECKING:
 
 
 def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
     from stepscope.changes import PREDICTED
 
-    return [CompletionItem(name) for name in PREDICTED if name.startswith(incomplete)]
+    return names_starting(PREDICTED, incomplete)
 
 
-@click.command(
-    cls=VerbCommand,
-    name="whatif",
+@verb(
+    "whatif",
     examples=(
         ("stepscope whatif stepscope-runs/my-run", "Predict the usual changes, one at a time"),
         (
@@ -47,10 +45,10 @@ def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
         ),
         ("stepscope whatif trace.json.gz --gpus", "Predict the same step on other GPUs"),
     ),
-    option_groups=(
-        ("The change", ("--set", "--list", "--gpus")),
-        ("Predictions and results", ("--remember", "--history")),
-    ),
+    groups={
+        "The change": "--set --list --gpus",
+        "Predictions and results": "--remember --history",
+    },
     modes={"--gpus": "gpus", "--history": "record"},
 )
 @click.argument("paths", nargs=-1, shell_complete=complete_file)
@@ -63,16 +61,12 @@ def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
     help="A change, such as precision=bf16 or batch=x2. Repeat it to combine changes. Without it, "
     "the usual changes are predicted one at a time.",
 )
-@click.option("--list", "as_list", is_flag=True, help="List the changes that can be predicted.")
+@flag("--list", "List the changes that can be predicted.", "as_list")
 @mode_option(
     "--gpus",
     "Predict the step on other GPUs, side by side. `whatif --gpus --help` has its options.",
 )
-@click.option(
-    "--remember",
-    is_flag=True,
-    help="Save the prediction, so that `compare` and `ab` check it later.",
-)
+@flag("--remember", "Save the prediction, so that `compare` and `ab` check it later.")
 @mode_option(
     "--history",
     "Show saved predictions beside their results. `whatif --history --help` has its options.",
@@ -92,6 +86,8 @@ def command(
     PATHS are a run folder, the run folders of all hosts of one job, a trace or a folder of traces.
     With several ranks, the prediction is about the slowest one, because the others wait for it.
     """
+    from stepscope.ui.api import open_bench, parse_settings
+
     if as_list:
         _print_list(as_json)
         return
@@ -105,72 +101,42 @@ def command(
     bench, rank, about = open_bench(*paths, cache=not no_cache, quiet=as_json)
     path = shlex.join(paths)
     if wanted:
-        _predict(bench, wanted, rank, about, path=path, as_json=as_json, keep=remember)
+        _predict(bench, wanted, rank, about, as_json, path if remember else None)
     else:
         _predict_usual(bench, rank, about, path=path, as_json=as_json)
-
-
-def parse_settings(texts: Sequence[str]) -> list[Setting]:
-    """Read settings as on the command line; most changes may be given only once."""
-    from stepscope.changes import PREDICTED
-    from stepscope.predict.whatifs import parse_setting
-
-    wanted = [parse_setting(text) for text in texts]
-    names = [setting.name for setting in wanted if not PREDICTED[setting.name].repeatable]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"--set {twice[0]} is given twice")
-    return wanted
-
-
-def open_bench(*paths: str, cache: bool, quiet: bool = False) -> tuple[Bench, RankExplanation, str]:
-    """Return the rank that decides the step, ready for predictions, and which one that is."""
-    from stepscope.ui.advice import open_slowest
-    from stepscope.ui.progress import shown_progress
-
-    with shown_progress(quiet=quiet) as progress:
-        return open_slowest(*paths, cache=cache, progress=progress)
 
 
 def _predict_server(
     paths: tuple[str, ...], wanted: list[Setting], *, as_json: bool, keep: bool
 ) -> bool:
     """Answer from what a parameter server recorded; False if the traces have to answer."""
-    from stepscope.ui.topics.whatif import (
-        describe_rates,
-        describe_run,
-        find_server_runs,
-        judge,
-        predict_server,
-        prediction_json,
-        verdict,
-    )
+    from stepscope.ui.topics import whatif as topic
     from stepscope.ui.words import Answer
 
-    runs = find_server_runs(paths, wanted)
+    runs = topic.find_server_runs(paths, wanted)
     if not runs:
         return False
     if keep:
         raise UsageError("--remember saves predictions from traces only; `compare` reads no others")
-    tried = predict_server(runs, wanted)
+    tried = topic.predict_server(runs, wanted)
     best = tried.predictions[0]
     if as_json:
-        body = prediction_json(best if wanted else tried.before, tried.before)
-        every = [prediction_json(step, tried.before) for step in tried.predictions]
+        body = topic.prediction_json(best if wanted else tried.before, tried.before)
+        rows = [topic.prediction_json(step, tried.before) for step in tried.predictions]
         alone = {"raw_ms": best.predicted_ms, "promise": None}
-        write_json(body | {"rank": None} | (alone if wanted else {"tried": every}))
+        write_json(body | {"rank": None} | (alone if wanted else {"tried": rows}))
         return True
     from stepscope.ui.terminal.whatif import print_predictions
 
     print_predictions(
         tried,
-        headline=describe_run(tried, runs),
+        headline=topic.describe_run(tried, runs),
         answer=Answer(
-            verdict=verdict(best),
-            why=describe_rates(tried),
+            verdict=topic.verdict(best),
+            why=topic.describe_rates(tried),
             next="train with it, then `stepscope explain` shows whether it helped",
         ),
-        judged=judge(best),
+        judged=topic.judge(best),
         assumptions=best.assumptions,
         on_host=True,
     )
@@ -182,42 +148,31 @@ def _predict(
     wanted: list[Setting],
     rank: RankExplanation,
     about: str,
-    *,
-    path: str,
     as_json: bool,
-    keep: bool,
+    remember_for: str | None,
 ) -> None:
-    from stepscope.ui.topics.whatif import (
-        Tried,
-        adjusted,
-        frees_memory,
-        headline,
-        judge,
-        predict_together,
-        prediction_json,
-        verdict,
-        why,
-    )
+    """Answer for changes together; `remember_for` is the path of a prediction to keep."""
+    from stepscope.ui.topics import whatif as topic
     from stepscope.ui.words import Answer
     from stepscope.verify.track_record import history
 
-    before, raw = bench.predict([]), predict_together(bench, wanted)
-    after = adjusted(raw, history())
-    promise = _remember(raw, bench, path) if keep else None
+    before, raw = bench.predict([]), topic.predict_together(bench, wanted)
+    after = topic.adjusted(raw, history())
+    promise = None if remember_for is None else _remember(raw, bench, remember_for)
     if as_json:
-        body = prediction_json(after, before) | {"rank": rank.rank, "raw_ms": raw.predicted_ms}
-        write_json(body | {"promise": promise})
+        body = topic.prediction_json(after, before)
+        write_json(body | {"rank": rank.rank, "raw_ms": raw.predicted_ms, "promise": promise})
         return
     from stepscope.ui.terminal.whatif import print_predictions
 
-    on_host, judged = bench.context.on_host, judge(after)
+    on_host, judged = bench.context.on_host, topic.judge(after)
     print_predictions(
-        Tried(before=before, predictions=(after,), refused=after.refused),
-        headline=headline(rank, before, about),
+        topic.Tried(before=before, predictions=(after,), refused=after.refused),
+        headline=topic.headline(rank, before, about),
         answer=Answer(
-            verdict=verdict(after),
-            why=why(before, after, on_host=on_host),
-            next=_next_after_prediction(judged, promise, memory=frees_memory(after)),
+            verdict=topic.verdict(after),
+            why=topic.why(before, after, on_host=on_host),
+            next=_next_after_prediction(judged, promise, memory=topic.frees_memory(after)),
         ),
         judged=judged,
         assumptions=after.assumptions,
@@ -228,26 +183,17 @@ def _predict(
 def _predict_usual(
     bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json: bool
 ) -> None:
-    from stepscope.ui.topics.whatif import (
-        headline,
-        judge,
-        prediction_json,
-        try_each,
-        usual,
-        verdict,
-        why,
-        with_offered,
-    )
+    from stepscope.ui.api import predict_changes
+    from stepscope.ui.topics import whatif as topic
     from stepscope.ui.words import Answer
-    from stepscope.verify.track_record import history
 
-    tried = try_each(bench, with_offered(usual(bench), rank.findings), history())
+    tried = predict_changes(bench, rank, [])
     if not tried.predictions:
         raise NotCapturedError(f"{path}: nothing can be predicted: {'; '.join(tried.refused)}")
     if as_json:
-        body = prediction_json(tried.before, tried.before) | {"rank": rank.rank}
+        body = topic.prediction_json(tried.before, tried.before) | {"rank": rank.rank}
         body["refused"] = list(tried.refused)
-        body["tried"] = [prediction_json(step, tried.before) for step in tried.predictions]
+        body["tried"] = [topic.prediction_json(step, tried.before) for step in tried.predictions]
         write_json(body)
         return
     from stepscope.ui.terminal.whatif import print_predictions
@@ -255,14 +201,16 @@ def _predict_usual(
     best, on_host = tried.predictions[0], bench.context.on_host
     sentence = "none of the usual changes would make this step faster"
     next_ = "several changes together may save more: repeat --set"
-    worth = judge(best) == "faster"
+    worth = topic.judge(best) == "faster"
     if worth:
         trial = f"stepscope whatif {path} --set {best.settings[0]}"
-        sentence, next_ = verdict(best), f"{trial} shows what it assumes; repeat --set to combine"
+        sentence = topic.verdict(best)
+        next_ = f"{trial} shows what it assumes; repeat --set to combine"
+    why = topic.why(tried.before, best, on_host=on_host)
     print_predictions(
         tried,
-        headline=headline(rank, tried.before, about),
-        answer=Answer(verdict=sentence, why=why(tried.before, best, on_host=on_host), next=next_),
+        headline=topic.headline(rank, tried.before, about),
+        answer=Answer(verdict=sentence, why=why, next=next_),
         judged="faster" if worth else "no difference",
         on_host=on_host,
     )
@@ -294,8 +242,8 @@ def _print_list(as_json: bool) -> None:
     from stepscope.changes import PREDICTED
 
     if as_json:
-        listed = [{"name": name, "help": change.help} for name, change in PREDICTED.items()]
-        write_json({"schema": 1, "whatifs": listed})
+        rows = [{"name": name, "help": change.help} for name, change in PREDICTED.items()]
+        write_json({"schema": 1, "whatifs": rows})
         return
     width = max(map(len, PREDICTED))
     for name, change in PREDICTED.items():

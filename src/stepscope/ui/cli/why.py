@@ -16,7 +16,7 @@ import click
 
 from stepscope.errors import UsageError
 from stepscope.text.words import SITE, finding_page
-from stepscope.ui.cli.options import VerbCommand, json_option, listed
+from stepscope.ui.cli.options import json_option, listed, names_starting, verb
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -56,10 +56,8 @@ class ListedFinding:
 @functools.cache
 def _folder() -> str:
     """Return the pages' folder, beside this file: in a checkout they are still in docs."""
-    for folder in ("pages/findings", "../../../docs/findings"):
-        if (Path(__file__).parents[1] / folder).is_dir():
-            return folder
-    return ""
+    folders = ("pages/findings", "../../../docs/findings")
+    return next((one for one in folders if (Path(__file__).parents[1] / one).is_dir()), "")
 
 
 def finding_ids() -> tuple[str, ...]:
@@ -71,10 +69,24 @@ def finding_ids() -> tuple[str, ...]:
 
 
 def read_page(finding: str) -> FindingPage:
-    """Return the page about one of `finding_ids()`."""
-    raw = _raw(finding)
-    title = raw.partition("\n")[0].lstrip("# ").strip()
-    text = _with_absolute_links(raw, finding)
+    """Return the page about one of `finding_ids()`; in its code, links stay as they are."""
+
+    def on_site(link: re.Match[str]) -> str:
+        target, mark, anchor = link[2].partition("#")
+        if ":" in target:
+            return link[0]
+        path = normpath(f"findings/{target or finding}")
+        path = path.removesuffix("README.md").removesuffix(".md").strip("/")
+        home = f"{SITE}/{path}/" if path and path != "." else f"{SITE}/"
+        return f"[{link[1]}]({home}{mark}{anchor})"
+
+    page = _raw(finding)
+    title = page.partition("\n")[0].lstrip("# ").strip()
+    parts, start = [], 0
+    for code in _FENCED.finditer(page):
+        parts += [_LINK.sub(on_site, page[start : code.start()]), code[0]]
+        start = code.end()
+    text = "".join([*parts, _LINK.sub(on_site, page[start:])])
     return FindingPage(id=finding, title=title, text=text, url=finding_page(finding))
 
 
@@ -85,7 +97,8 @@ def list_findings() -> list[ListedFinding]:
         if heading := _HEADING.match(line):
             group = heading[1].strip()
         elif (row := _ROW.match(line)) and row[1] not in rows:
-            summary = _plain(row[2].partition("|")[0].strip())
+            summary = _LINK.sub(r"\1", row[2].partition("|")[0].strip())
+            summary = summary.replace("`", "").replace("**", "")
             rows[row[1]] = ListedFinding(id=row[1], group=group, summary=summary)
     ids = [name for name in finding_ids() if name not in rows]
     return [*rows.values(), *(ListedFinding(id=name, group="", summary="") for name in ids)]
@@ -95,27 +108,20 @@ def near_findings(words: Sequence[str]) -> list[str]:
     """Return findings that these words may mean: by id, by title or by what the page says first."""
     ids = finding_ids()
     asked = "-".join(words).lower().strip(".:-")
-    parts = {part for word in words for part in re.split(r"\W+", word.lower()) if len(part) > 2}
-    said = {name: _said(name) for name in ids}
-    hits = {name: len(parts & text) for name, text in said.items() if parts & text}
-    most = max(hits.values(), default=0)
-    by_words = [name for name in ids if most and hits.get(name) == most]
     begins = [name for name in ids if name.startswith(asked)]
     spelled = [*begins, *get_close_matches(asked, ids, _MOST_NEAR, 0.8)]
-    return list(dict.fromkeys(spelled or by_words))[:_MOST_NEAR]
-
-
-def _said(finding: str) -> set[str]:
-    """Return the words of a finding's id, of its row in the index and of its message's title."""
-    row = {row.id: row.summary for row in _rows()}.get(finding, "")
-    fence = _FENCED.search(_raw(finding))
-    message = fence[0].splitlines()[1] if fence else ""
-    return {word for word in re.split(r"\W+", f"{finding} {row} {message}".lower()) if word}
-
-
-@functools.cache
-def _rows() -> tuple[ListedFinding, ...]:
-    return tuple(list_findings())
+    if spelled:
+        return list(dict.fromkeys(spelled))[:_MOST_NEAR]
+    parts = {part for word in words for part in re.split(r"\W+", word.lower()) if len(part) > 2}
+    rows = {row.id: row.summary for row in list_findings()}
+    hits = {}
+    for name in ids:
+        fence = _FENCED.search(_raw(name))
+        message = fence[0].splitlines()[1] if fence else ""
+        text = f"{name} {rows.get(name, '')} {message}".lower()
+        hits[name] = len(parts & set(re.split(r"\W+", text)))
+    most = max(hits.values(), default=0)
+    return [name for name in ids if most and hits[name] == most][:_MOST_NEAR]
 
 
 @functools.cache
@@ -125,41 +131,15 @@ def _raw(name: str) -> str:
     return (Path(__file__).parents[1] / _folder() / f"{name}.md").read_text("utf-8")
 
 
-def _plain(markdown: str) -> str:
-    return _LINK.sub(r"\1", markdown).replace("`", "").replace("**", "")
-
-
-def _with_absolute_links(page: str, finding: str) -> str:
-    """Return a page whose relative links are addresses on the site; code stays as it is."""
-
-    def address(link: re.Match[str]) -> str:
-        target, mark, anchor = link[2].partition("#")
-        if ":" in target:
-            return link[0]
-        path = normpath(f"findings/{target or finding}")
-        path = path.removesuffix("README.md").removesuffix(".md").strip("/")
-        home = f"{SITE}/{path}/" if path and path != "." else f"{SITE}/"
-        return f"[{link[1]}]({home}{mark}{anchor})"
-
-    parts, start = [], 0
-    for code in _FENCED.finditer(page):
-        parts += [_LINK.sub(address, page[start : code.start()]), code[0]]
-        start = code.end()
-    return "".join([*parts, _LINK.sub(address, page[start:])])
-
-
 _SCHEMA = 1
 
 
 def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(name) for name in finding_ids() if name.startswith(incomplete)]
+    return names_starting(finding_ids(), incomplete)
 
 
-@click.command(
-    cls=VerbCommand,
-    name="why",
+@verb(
+    "why",
     examples=(
         ("stepscope why host-bound", "What the finding means and what to do about it"),
         ("stepscope why", "All findings, one line each"),
@@ -176,18 +156,12 @@ def command(finding: tuple[str, ...], as_json: bool) -> None:
         _print_index(as_json)
         return
     name = "-".join(finding).lower()
-
     if name in finding_ids():
         _print_page(read_page(name), as_json)
     elif not _print_change(name, as_json):
-        raise UsageError(_why_unknown(finding))
-
-
-def _why_unknown(words: tuple[str, ...]) -> str:
-
-    near = near_findings(words)
-    hint = f"Did you mean {listed(near)}?" if near else "`stepscope why` lists all findings."
-    return f"there is no finding {' '.join(words)!r}. {hint}"
+        near = near_findings(finding)
+        hint = f"Did you mean {listed(near)}?" if near else "`stepscope why` lists all findings."
+        raise UsageError(f"there is no finding {' '.join(finding)!r}. {hint}")
 
 
 def _print_page(page: FindingPage, as_json: bool) -> None:
@@ -221,7 +195,9 @@ def _print_change(name: str, as_json: bool) -> bool:
     lines = [f"{name}: {known.action if known is not None else PREDICTED[kind].help}"]
     settings = [str(setting) for setting in settings_for_remedy(known.id if known else change)]
     if kind in PREDICTED and (kind != name or not settings):
-        settings = [name if kind != name else _example(kind)]
+        whatif = PREDICTED[kind]
+        needs_value = kind == name and whatif.takes_value and not whatif.value_is_optional
+        settings = [f"{name}={next(iter(whatif.usual), 'VALUE')}" if needs_value else name]
     lines += [f"Predict it: stepscope whatif RUN --set {setting}" for setting in settings[:1]]
     if change in APPLIED:
         lines.append(f"Measure it: stepscope tune --only {fix} -- python train.py")
@@ -234,16 +210,6 @@ def _print_change(name: str, as_json: bool) -> bool:
         return True
     click.echo("\n".join([*lines, url]))
     return True
-
-
-def _example(name: str) -> str:
-    """Return the setting to type for a what-if that was named without a value."""
-    from stepscope.changes import PREDICTED
-
-    prediction = PREDICTED[name]
-    if not prediction.takes_value or prediction.value_is_optional:
-        return name
-    return f"{name}={next(iter(prediction.usual), 'VALUE')}"
 
 
 def _print_index(as_json: bool) -> None:

@@ -50,7 +50,7 @@ class _Number(NamedTuple):
 
 
 def batch_in_source(text: str, costs: LineCosts | None) -> BatchPlace | None:
-    """The literal that holds the batch size; None if none does or the text cannot be parsed.
+    """Return the literal that holds the batch size; None if none does or the text cannot be parsed.
 
     A literal that equals the measured batch comes before one that does not.
     """
@@ -135,7 +135,7 @@ def _candidates(tree: ast.Module, measured: int | None) -> Iterator[_Number]:
 
 
 def _only_values(tree: ast.Module) -> Literals:
-    """The numbers behind names that are bound once in the whole script."""
+    """Return the numbers behind names that are bound once in the whole script."""
     bound = [
         node.id
         for node in ast.walk(tree)
@@ -155,7 +155,7 @@ def _only_values(tree: ast.Module) -> Literals:
 
 
 def _literal(value: ast.expr | None, literals: Literals) -> ast.expr | None:
-    """The number itself where a name stands for it."""
+    """Return the number itself where a name stands for it."""
     return literals.get(value.id, value) if isinstance(value, ast.Name) else value
 
 
@@ -225,18 +225,18 @@ def _of_name(name: str, value: ast.expr, rank: int, suffix: str = "") -> Iterato
 
 
 def is_batch_name(name: str) -> bool:
-    """Whether something of this name is the size of a training batch."""
+    """Return whether something of this name is the size of a training batch."""
     plain = name.replace("-", "_").lower()
     return bool(_NAME.search(plain)) and not _NOT_TRAINING.search(plain)
 
 
 def is_not_for_training(section: str) -> bool:
-    """Whether settings under this heading are those of an evaluation."""
+    """Return whether settings under this heading are those of an evaluation."""
     return bool(_NOT_TRAINING.search(section.replace("-", "_").lower()))
 
 
 def _is_size(value: ast.expr) -> bool:
-    """A whole number that a batch can have, as a literal."""
+    """Return a whole number that a batch can have, as a literal."""
     return isinstance(value, ast.Constant) and type(value.value) is int and value.value > 0
 
 
@@ -260,7 +260,9 @@ _SECTION = re.compile(r"""^\s*\[*["']?([A-Za-z_][\w.-]*)["']?\s*(?:\]+|[:=]\s*\{
 
 
 def batch_elsewhere(script: Path, text: str, costs: LineCosts) -> BatchElsewhere | None:
-    """None if no file that the script may read holds a number that fits the measured batch."""
+    """Return None if no file that the script may read holds a number that fits the measured
+    batch.
+    """
     measured = costs.batch
     if measured is None:
         return None
@@ -274,15 +276,16 @@ def batch_elsewhere(script: Path, text: str, costs: LineCosts) -> BatchElsewhere
     return next(iter([*equal, *divides]), None)
 
 
-def _files(script: Path, text: str) -> Iterator[Path]:
+def _files(script: Path, source: str) -> Iterator[Path]:
     """Files that the script names, its modules, then settings beside it: the likeliest first."""
     home = script.parent
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):
         nodes = []
-    for name in _named_files(nodes):
-        yield from filter(may_exist, (home / name, home.parent / name))
+    for text in (node.value for node in nodes if isinstance(node, ast.Constant)):
+        if isinstance(text, str) and text.endswith(_SETTINGS) and "\n" not in text:
+            yield from filter(may_exist, (home / text, home.parent / text))
     for module in _modules(nodes):
         package = home.joinpath(*module.split("."))
         yield from filter(may_exist, (package.with_suffix(".py"), package / "__init__.py"))
@@ -291,16 +294,8 @@ def _files(script: Path, text: str) -> Iterator[Path]:
             yield from sorted(file for file in list_folder(folder) if file.suffix in _SETTINGS)
 
 
-def _named_files(nodes: list[ast.AST]) -> Iterator[str]:
-    """Strings that end as a file of settings does."""
-    texts = (node.value for node in nodes if isinstance(node, ast.Constant))
-    for text in texts:
-        if isinstance(text, str) and text.endswith(_SETTINGS) and "\n" not in text:
-            yield text
-
-
 def _modules(nodes: list[ast.AST]) -> Iterator[str]:
-    """Every module that is imported; `from config import train` may name one, too."""
+    """Return every module that is imported; `from config import train` may name one, too."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -375,7 +370,7 @@ def batch_curve(
 
 
 def measured_batch(bench: Bench) -> int | None:
-    """Of one rank, as its operators or its data show it."""
+    """Return the batch of one rank, as its operators or its data show it."""
     memory = bench.context.memory
     largest = memory.largest_batch if memory is not None else None
     return bench.context.batch or (largest.batch if largest is not None else None)
@@ -415,7 +410,9 @@ def batch_for(
     samples_per_second: float | None = None,
     peak_bytes: int | None = None,
 ) -> BatchPoint:
-    """The batch whose predicted throughput or peak comes nearest, between the curve's ends."""
+    """Return the batch whose predicted throughput or peak comes nearest, between the curve's
+    ends.
+    """
     if not curve:
         raise UsageError("the curve holds no batch size")
     if (samples_per_second is None) == (peak_bytes is None):
@@ -445,7 +442,7 @@ def _nearest(
 
 
 def between(left: BatchPoint, right: BatchPoint, batch: int) -> BatchPoint:
-    """The point at `batch` on the straight line through two others."""
+    """Return the point at `batch` on the straight line through two others."""
     part = (batch - left.batch) / (right.batch - left.batch)
 
     def mixed(a: float, b: float) -> float:
@@ -475,18 +472,19 @@ _WHOLE_NUMBER = re.compile(r"(?<![\w.])\d[\d_]*(?![\w.])")
 
 
 def batch_now(costs: LineCosts, script: Path, text: str) -> BatchPlace | None:
-    """None if no number of the text can be told to be the batch size."""
+    """Return None if no number of the text can be told to be the batch size."""
     before = costs.texts.get(str(script))
     place = batch_in_source(before, costs) if before is not None else None
     if before is None or place is None:
         return batch_in_source(text, costs)
-    spots = [(place.line, place.column), *((line, column) for line, column, _ in place.also)]
+    spots = [(place.line, place.column), *(spot[:2] for spot in place.also)]
     lines = tuple(LineCost(file=str(script), line=line, function="") for line, _ in spots)
     followed = follow(replace(costs, lines=lines), script, text).lines
     if followed[0].line is None:
         return batch_in_source(text, costs)
+    old, new = ([*text_lines(lines), ""] for lines in (before, text))
     numbers = [
-        _same_number(_line(before, line), column, _line(text, now.line), now.line)
+        _same_number(old[line - 1], column, new[now.line - 1], now.line)
         for (line, column), now in zip(spots, followed, strict=True)
         if now.line is not None
     ]
@@ -511,13 +509,8 @@ class _BatchNumber(NamedTuple):
     value: int
 
 
-def _line(text: str, number: int) -> str:
-    lines = text_lines(text)
-    return lines[number - 1] if number <= len(lines) else ""
-
-
 def _same_number(before: str, column: int, now: str, line: int) -> _BatchNumber | None:
-    """The number at the same place among the line's numbers."""
+    """Return the number at the same place among the line's numbers."""
     old, new = list(_WHOLE_NUMBER.finditer(before)), list(_WHOLE_NUMBER.finditer(now))
     order = next((n for n, one in enumerate(old) if one.start() == column), None)
     if order is None or len(old) != len(new) or int(new[order][0]) < 1:

@@ -13,7 +13,7 @@ from stepscope.records.source_lines import FollowedLine, FollowedLines, LineCost
 
 
 def follow(costs: LineCosts, file: Path, text: str) -> FollowedLines:
-    """The lines measured in `file`, in its present text."""
+    """Return the lines measured in `file`, in its present text."""
     name = str(file.resolve())
     measured = [cost for cost in costs.lines if cost.file == name]
     before = costs.texts.get(name)
@@ -26,7 +26,7 @@ def follow(costs: LineCosts, file: Path, text: str) -> FollowedLines:
 
 
 def source_lines(text: str) -> list[str]:
-    """As Python counts them; str.splitlines also ends lines at form feeds and other characters."""
+    """Split lines as Python counts them; str.splitlines also ends them at form feeds."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
@@ -36,12 +36,11 @@ def _followed(cost: LineCost, places: Sequence[tuple[int | None, bool]]) -> Foll
         return FollowedLine(cost=cost, state="gone", line=None)
     if not same:
         return FollowedLine(cost=cost, state="stale", line=now)
-    state = FollowedLine(cost=cost, state="current", line=now)
-    return state if now == cost.line else FollowedLine(cost=cost, state="moved", line=now)
+    return FollowedLine(cost=cost, state="current" if now == cost.line else "moved", line=now)
 
 
 def _places(old: Sequence[str], new: Sequence[str]) -> list[tuple[int | None, bool]]:
-    """For each old line, its number now (None: removed) and whether its text is the same."""
+    """Return for each old line its number now (None: removed), and whether its text is the same."""
     start, end = _equal_ends(old, new)
     middle = _matched(old[start : len(old) - end], new[start : len(new) - end])
     places: list[tuple[int | None, bool]] = [(number + 1, True) for number in range(start)]
@@ -91,14 +90,14 @@ class LineChange:
 
 
 def text_lines(text: str) -> list[str]:
-    """With their ends; the text's last line only if it is not empty."""
+    """Split lines with their ends; the text's last line only if it is not empty."""
     *whole, last = source_lines(text)
     lines = [f"{line}\n" for line in whole]
     return [*lines, last] if last else lines
 
 
 def line_changes(before: str, after: str) -> list[LineChange]:
-    """What makes the one of the other."""
+    """Return what turns one text into the other."""
     old, new = text_lines(before), text_lines(after)
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     return [
@@ -109,7 +108,7 @@ def line_changes(before: str, after: str) -> list[LineChange]:
 
 
 def rebase(before: str, after: str, now: str) -> list[LineChange] | None:
-    """The change from `before` to `after` as a change of `now`.
+    """Return the change from `before` to `after` as a change of `now`.
 
     None unless every changed line, and the lines next to it, stand in `now` as they did in
     `before`: then the change would not mean what it meant, or was made already.
@@ -117,30 +116,19 @@ def rebase(before: str, after: str, now: str) -> list[LineChange] | None:
     changes = line_changes(before, after)
     if not changes:
         return None
-    places = _Places(text_lines(before), text_lines(now))
+    old, new = text_lines(before), text_lines(now)
+    places = {-1: -1, len(old): len(new)}  # of old lines in `now`, its begin and end included
+    for block in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+        for offset in range(block.size):
+            places[block.a + offset] = block.b + offset
     moved = []
     for change in changes:
-        start = places.start_of(change)
-        if start is None:
+        above = places.get(change.start - 1)
+        around = range(change.start - 1, change.end + 1)
+        if above is None or any(
+            places.get(line) != above + line - change.start + 1 for line in around
+        ):
             return None
+        start = above + 1
         moved.append(LineChange(start, start + change.end - change.start, change.lines))
     return moved
-
-
-class _Places:
-    """Where lines of one text are in another, the text's begin and end included."""
-
-    def __init__(self, old: list[str], new: list[str]) -> None:
-        self._of = {-1: -1, len(old): len(new)}
-        for block in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
-            for offset in range(block.size):
-                self._of[block.a + offset] = block.b + offset
-
-    def start_of(self, change: LineChange) -> int | None:
-        before = self._of.get(change.start - 1)
-        if before is None:
-            return None
-        around = range(change.start - 1, change.end + 1)
-        if any(self._of.get(line) != before + line - change.start + 1 for line in around):
-            return None
-        return before + 1

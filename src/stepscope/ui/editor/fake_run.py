@@ -21,7 +21,7 @@ from stepscope.measure import __file__ as _measure
 from stepscope.measure.fake_step import ENDED
 from stepscope.text.figures import long_duration
 from stepscope.trace.files import read_whole
-from stepscope.ui.child import kill_group
+from stepscope.ui.jobs.process import kill_group
 
 _MOST_ANSWER = 64 << 20
 _LATER_S = 10.0  # the script ends by itself if we cannot end it
@@ -84,18 +84,14 @@ def _read(path: Path, errors: Path, name: str) -> FakeAnswer:
     try:
         answer = msgspec.json.decode(read_whole(path, _MOST_ANSWER), type=FakeAnswer)
     except (UnreadableInputError, msgspec.MsgspecError):
-        why = "; ".join(_last_lines(errors)) or "it ended without an answer"
+        lines: list[str] = []
+        with contextlib.suppress(UnreadableInputError):
+            lines = read_whole(errors, _MOST_ANSWER).decode(errors="replace").splitlines()[-3:]
+        why = "; ".join(lines) or "it ended without an answer"
         raise NotCapturedError(f"{name} cannot be estimated: {why}") from None
     if answer.failed:
         raise NotCapturedError(f"{name} cannot be estimated with fake tensors: {answer.failed}")
     return answer
-
-
-def _last_lines(errors: Path) -> list[str]:
-    try:
-        return read_whole(errors, _MOST_ANSWER).decode(errors="replace").splitlines()[-3:]
-    except UnreadableInputError:
-        return []
 
 
 # A Python process that has imported torch, and forks for each script that is run with fakes.
@@ -116,7 +112,7 @@ _choosing = threading.Lock()
 
 
 def warm_python(python: str) -> WarmPython:
-    """The one of this interpreter; a new one if it has ended."""
+    """Return the process of this interpreter; a new one if it has ended."""
     with _choosing:
         known = _warm.get(python)
         if known is not None and known.has_ended:
@@ -167,7 +163,7 @@ class WarmPython:
     def run(
         self, request: Path, name: str, limit_s: float, stop: threading.Event | None = None
     ) -> None:
-        """Until the script has ended. Raises NotCapturedError if it is stopped or out of time."""
+        """Run until the script has ended. NotCapturedError if it is stopped or out of time."""
         wait = _Wait(name, limit_s, stop)
         while not self._turn.acquire(timeout=_LOOK_S):
             wait.check()
@@ -202,7 +198,7 @@ class WarmPython:
             wait.check()
 
     def _next_line(self) -> str | None:
-        """Empty if it says nothing for a while, None once it has ended."""
+        """Read a line: empty if it says nothing for a while, None once it has ended."""
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
         if b"\n" not in self._unread:

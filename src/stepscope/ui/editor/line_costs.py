@@ -54,15 +54,18 @@ class _Sources(msgspec.Struct, frozen=True):
 
 
 def line_costs_of(run: Path) -> LineCosts:
-    """Of the rank that decides the step. Raises NotCapturedError for a run without `--lines`."""
+    """Return those of the rank that decides the step. NotCapturedError without `--lines`."""
     if not any(run.glob(f"rank-*/{TRACE}")):
         raise NotCapturedError(
             f"{run} has no costs of lines: record with `stepscope run --lines`, and train at least "
             "25 steps"
         )
     explanation = explain(run)
-    rank = _rank_with_lines(explanation.ranks, find_slowest(explanation))
-    folder = Path(rank.path).parent
+    slowest = find_slowest(explanation)
+    ranks = [one for one in (slowest, *explanation.ranks) if (_folder(one) / TRACE).is_file()]
+    if not ranks:
+        raise NotCapturedError(f"no rank next to {slowest.path} recorded lines of code")
+    rank, folder = ranks[0], _folder(ranks[0])
     step_ms = rank.budget.step_ms
     if step_ms is None:
         raise NotCapturedError(f"{run} does not show how long a step is")
@@ -83,18 +86,12 @@ def line_costs_of(run: Path) -> LineCosts:
     )
 
 
-def _rank_with_lines(
-    ranks: tuple[RankExplanation, ...], slowest: RankExplanation
-) -> RankExplanation:
-    """The slowest, or the first that recorded lines."""
-    for rank in (slowest, *ranks):
-        if (Path(rank.path).parent / TRACE).is_file():
-            return rank
-    raise NotCapturedError(f"no rank next to {slowest.path} recorded lines of code")
+def _folder(rank: RankExplanation) -> Path:
+    return Path(rank.path).parent
 
 
 def _kept(memory: _MemoryFile | None) -> KeptBytes | None:
-    """None where the memory step did not watch lines."""
+    """Return None where the memory step did not watch lines."""
     if memory is None or memory.activations_by_line is None:
         return None
     kept: KeptBytes = {}
@@ -209,7 +206,7 @@ _MOST_BASELINES = 4
 
 
 def _fake_baseline(script: FakeScript, limit_s: float, stop: threading.Event | None) -> FakeAnswer:
-    """Of the measured text: the same for every edit."""
+    """Run the measured text, which is the same for every edit."""
     answer = _baselines.get(script)
     if answer is None:
         answer = run_with_fakes(script, limit_s, stop)
@@ -289,7 +286,12 @@ def _estimate_line(
 ) -> LineCost:
     """Measured as it is, if its operators are the same; else by its operators."""
     file, line = place
-    if known is not None and _runs_the_same(before, timed):
+    same = (
+        before is timed
+        if before is None or timed is None
+        else (before.signature == timed.signature)
+    )
+    if known is not None and same:
         return replace(known, file=file, line=line)
     if timed is None:  # it runs no operator any more
         assert known is not None
@@ -316,18 +318,13 @@ def _estimate_line(
 def _own_factor(
     phase: str, known: LineCost | None, before: _Timed | None, after: _Timed
 ) -> float | None:
-    """What the line took over what its operators were timed at, while they only differ in shapes:
-    one that fakes show otherwise than the profiler is timed badly, before and after alike."""
+    """Return what the line took over what its operators were timed at, while they only differ in
+    shapes: one that fakes show otherwise than the profiler is timed badly, before and after
+    alike."""
     if known is None or before is None or before.names != after.names or not before.ms[phase]:
         return None
     took: float = getattr(known, f"{phase}_ms")
     return took / before.ms[phase] or None
-
-
-def _runs_the_same(before: _Timed | None, after: _Timed | None) -> bool:
-    if before is None or after is None:
-        return before is after
-    return before.signature == after.signature
 
 
 def _in_todays_texts(measured: LineCosts, texts: Mapping[str, str]) -> dict[_Place, LineCost]:
@@ -351,7 +348,7 @@ def _factors(measured: LineCosts, old: _Estimated) -> dict[str, float]:
 
 
 def _peak(measured: LineCosts, old: _Estimated, new: _Estimated) -> int | None:
-    """With what the lines keep more or less; not known once the parameters change."""
+    """Add what the lines keep more or less; None once the parameters change."""
     if measured.peak_bytes is None or old.parameter_bytes != new.parameter_bytes:
         return None
     return max(0, measured.peak_bytes + sum(new.kept.values()) - sum(old.kept.values()))

@@ -97,7 +97,7 @@ def profile(request: ProfileRequest) -> ProfiledScript:
 
 
 def _is_enough(folder: Path, parent: int) -> bool:
-    """Whether all steps were seen. Raises SystemExit once nobody waits for the answer."""
+    """Return whether all steps were seen. Raises SystemExit once nobody waits for the answer."""
     if os.getppid() != parent:
         raise SystemExit(1)
     return any(folder.glob(f"rank-*/{ENOUGH}"))
@@ -201,7 +201,7 @@ def _wait(
     on_progress: Callable[[str], None],
     stop: threading.Event | None,
 ) -> str | None:
-    """Until the child ends; why it has to be ended, if it does not."""
+    """Wait until the child ends; return why it has to be ended, if it does not."""
     said = ""
     while child.poll() is None:
         if stop is not None and stop.is_set():
@@ -216,7 +216,7 @@ def _wait(
 
 
 def _progress(folder: Path) -> str:
-    """How far it is, by the files of the run."""
+    """Tell how far it is, by the files of the run."""
     if any(folder.glob("rank-*/lines.json")):
         return "lines recorded; timing steps without the profiler"
     steps = max((_last_step(file) for file in folder.glob("rank-*/steps.jsonl")), default=None)

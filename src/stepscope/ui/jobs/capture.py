@@ -63,7 +63,7 @@ def capture(
     output: int | None = None,
     until: Callable[[], bool] | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """For verbs that need a capture: UsageError if the run folder cannot be written."""
+    """Capture for verbs that need it: UsageError if the run folder cannot be written."""
     try:
         run = RunFile.begin(folder, command, settings)
     except OSError as error:
@@ -80,7 +80,7 @@ def capture_into(
     news: News | None = None,
     signals: HeldSignals | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The command's exit code and what each rank left; run.json holds both.
+    """Return the command's exit code and what each rank left; run.json holds both.
 
     Once `until` returns True, the command is ended, which is no failure. `news` is asked while the
     command runs.
@@ -154,7 +154,7 @@ class JobPart(CommandRecord):
 
     @property
     def closes(self) -> bool:
-        """Whether this part waits for the others, closes the run and explains it."""
+        """Return whether this part waits for the others, closes the run and explains it."""
         return self.opened if self.key.place is None else self.key.place == 0
 
     def _open_again(self) -> None:
@@ -208,7 +208,7 @@ class JobPart(CommandRecord):
         say(f"{path} could not be written: {why}")
 
     def _wait(self) -> None:
-        """Until every part has ended, or the time is up."""
+        """Wait until every part has ended, or the time is up."""
         limit = time.monotonic() + LONGEST_WAIT_S
         while open_parts := self._open_parts():
             if time.monotonic() >= limit:
@@ -229,11 +229,11 @@ class JobPart(CommandRecord):
         return ", ".join(named)
 
     def _first_is_here(self) -> bool:
-        """Whether the part that closes the run writes into this folder."""
+        """Return whether the part that closes the run writes into this folder."""
         return any(run.place == 0 for run in read_host_runs(self.folder))
 
     def farewell(self) -> str | None:
-        """What a part that does not explain says at its end."""
+        """Return what a part that does not explain says at its end."""
         if self.key.places is not None and self.key.places > _NAMED_PARTS:
             return None
         if self._first_is_here() or self.key.place is None:
@@ -315,7 +315,7 @@ def _own_files(folder: Path, key: JobKey, host: str) -> Iterator[Path]:
 
 
 def _why_not_ours(folder: Path, key: JobKey) -> str | None:
-    """Why this part cannot write into the folder; None if it can."""
+    """Return why this part cannot write into the folder; None if it can."""
     run = _read_run(folder / layout.RUN)
     if run is None:
         return IN_USE if folder.exists() and any(folder.iterdir()) else None
@@ -353,7 +353,7 @@ class _OpenedRun(msgspec.Struct, frozen=True):
 
 
 def _read_run(path: Path) -> _OpenedRun | None:
-    """None if there is no run.json; one that is just being written is waited for."""
+    """Return None if there is no run.json; one that is just being written is waited for."""
     limit = time.monotonic() + _UNWRITTEN_S
     while True:
         try:
@@ -372,7 +372,7 @@ def _summary(run: HostRun) -> dict[str, Any]:
 
 
 def _is_gone(run: HostRun) -> bool:
-    """Whether it is known that it will not end any more."""
+    """Return whether it is known that it will not end any more."""
     return run.process is not None and process_state(run.process) in ("gone", "restarted")
 
 
@@ -395,7 +395,18 @@ def capture_run(command: Sequence[str], folder: Path, *, step_on: str, window: i
         step_on=step_on,
     )
     end, ranks = capture_to_end(command, folder, settings)
-    _check(command, folder, end.code, ranks)
+    code = end.code
+    output = folder / OUTPUT
+    if code:
+        raise NotCapturedError(
+            f"{shlex.join(command)} ended with exit code {code}: nothing was compared. "
+            f"Its output is in {output}{_tail(folder)}"
+        )
+    if not ranks:
+        raise NotCapturedError(
+            f"{shlex.join(command)}: no training step was seen. If it trains without a torch "
+            f"optimizer, try --step-on dataloader (or forward). Its output is in {output}"
+        )
 
 
 def capture_to_end(
@@ -421,20 +432,6 @@ def capture_to_end(
             rank["missing"] = {layout.TRACE: "only steps were captured"}
     layout.write_json(folder / layout.RUN, record | describe_end(end.code, ranks))
     return end, ranks
-
-
-def _check(command: Sequence[str], folder: Path, code: int, ranks: list[dict[str, Any]]) -> None:
-    output = folder / OUTPUT
-    if code:
-        raise NotCapturedError(
-            f"{shlex.join(command)} ended with exit code {code}: nothing was compared. "
-            f"Its output is in {output}{_tail(folder)}"
-        )
-    if not ranks:
-        raise NotCapturedError(
-            f"{shlex.join(command)}: no training step was seen. If it trains without a torch "
-            f"optimizer, try --step-on dataloader (or forward). Its output is in {output}"
-        )
 
 
 def _tail(folder: Path) -> str:

@@ -24,7 +24,7 @@ _ours_alone: set[str] = set()
 
 
 def without_blas_threads() -> None:
-    """In this process only: it multiplies no large matrices, and threads slow its start."""
+    """Turn them off here: this process multiplies no large matrices, and they slow its start."""
     if _BLAS not in os.environ:
         os.environ[_BLAS] = "1"
         _ours_alone.add(_BLAS)
@@ -46,7 +46,7 @@ def job_environment(settings: Settings | None, command: Sequence[str] = ()) -> d
 
 
 def capture_variables(settings: Settings, users: Mapping[str, str]) -> dict[str, str]:
-    """The user's variables, changed so that every Python process finds the start-up file."""
+    """Return the user's variables, changed so that every Python process finds the start-up file."""
     path = os.pathsep.join(filter(None, [str(INJECT), users.get("PYTHONPATH")]))
     # Torch before 2.13 records no collectives without this.
     defaults = {"TORCH_FR_BUFFER_SIZE": "2000"}
@@ -101,7 +101,7 @@ def deepspeed_variables(settings: Settings, environment: Mapping[str, str]) -> d
 
 
 def _users_lines(environment: Mapping[str, str]) -> Iterator[str]:
-    """Of the files that DeepSpeed would have read, in its order."""
+    """Yield the lines of the files that DeepSpeed would have read, in its order."""
     from stepscope.trace.files import read_whole  # few commands need it, and --help stays instant
 
     name = environment.get(_VARIABLE, _USUAL_NAME)
@@ -133,3 +133,11 @@ def own_ranks(ranks: int, module: str, *arguments: str) -> list[str]:
     """Return the command that runs one of our modules on several ranks of this machine."""
     launcher = own_python("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     return [*launcher, "--no-python", *own_python(module, *arguments)]
+
+
+def startable(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command to start: `train.py` alone means `python train.py`, with this Python."""
+    script = Path(command[0])
+    if script.suffix == ".py" and script.is_file() and not os.access(script, os.X_OK):
+        return (sys.executable, *command)
+    return command

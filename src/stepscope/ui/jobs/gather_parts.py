@@ -65,7 +65,7 @@ class FileCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_staged(files: Iterable[SourceFile], everyone: frozenset[str]) -> list[SourceFile]:
-    """The small files that decide what belongs where: of ranks that other sources also have,
+    """Return the small files that decide what belongs where: of ranks that other sources also have,
     their facts and steps; of every source, those of one rank."""
     files = list(files)
     first = next((file.name for file in files if file.name.endswith(f"/{RANK}")), "")
@@ -81,7 +81,7 @@ def list_staged(files: Iterable[SourceFile], everyone: frozenset[str]) -> list[S
 
 
 def is_part(name: str) -> bool:
-    """A part of a long list of steps."""
+    """Return a part of a long list of steps."""
     return name.startswith("steps-")
 
 
@@ -111,7 +111,16 @@ def name_ranks(runs: Sequence[RunSource]) -> tuple[dict[tuple[int, str], str], l
         staged = {runs[place].staged / name: (place, name) for place, name in parts}
         sizes = {path: runs[part[0]].size_bytes(part[1]) for path, part in staged.items()}
         kept, copies = drop_copies(list(staged), sizes.__getitem__)
-        kept = _in_order(kept, number, {path: runs[part[0]] for path, part in staged.items()})
+        # Attempts, one after another. UsageError for processes that ran at the same time.
+        whose = {path: runs[part[0]] for path, part in staged.items()}
+        kept = order_by_start(kept)
+        for before, after in pairwise(kept):
+            began, ended = began_unix_ns(after), last_end_unix_ns(before)
+            if began is None or began < ended or not ended:
+                raise UsageError(
+                    f"rank {number} is in {whose[before].source} and in {whose[after].source}, and "
+                    "they differ: these are not parts of one job"
+                )
         for attempt, path in enumerate(kept, 1):
             targets[staged[path]] = f"rank-{number:05d}" + (f".{attempt}" if attempt > 1 else "")
         notes += [
@@ -122,23 +131,12 @@ def name_ranks(runs: Sequence[RunSource]) -> tuple[dict[tuple[int, str], str], l
     return targets, notes
 
 
-def _in_order(folders: Sequence[Path], number: int, whose: dict[Path, RunSource]) -> list[Path]:
-    """Attempts, one after another. UsageError for processes that ran at the same time."""
-    ordered = order_by_start(folders)
-    for before, after in pairwise(ordered):
-        began, ended = began_unix_ns(after), last_end_unix_ns(before)
-        if began is None or began < ended or not ended:
-            raise UsageError(
-                f"rank {number} is in {whose[before].source} and in {whose[after].source}, and "
-                "they differ: these are not parts of one job"
-            )
-    return ordered
-
-
 def list_copies(
     runs: Sequence[RunSource], targets: dict[tuple[int, str], str], *, everything: bool
 ) -> tuple[list[FileCopy], list[SourceFile]]:
-    """What to copy, windows of traces included; and what is left out because nobody reads it."""
+    """Return what to copy, windows of traces included; and what is left out because nobody reads
+    it.
+    """
     copies: dict[str, FileCopy] = {}
     left_out = []
     for place, run in enumerate(runs):
@@ -168,13 +166,13 @@ def _target(place: int, name: str, targets: dict[tuple[int, str], str]) -> str |
 
 
 def is_safe(name: str) -> bool:
-    """Whether the name stays inside the run folder."""
+    """Return whether the name stays inside the run folder."""
     parts = name.split("/")
     return bool(name) and "\0" not in name and all(part not in ("", ".", "..") for part in parts)
 
 
 def is_needed(name: str) -> bool:
-    """Whether `explain` reads it."""
+    """Return whether `explain` reads it."""
     folder, _, last = name.rpartition("/")
     if folder == HOSTS:
         return last.endswith(".json")
@@ -281,7 +279,9 @@ class UrlSource(Source):
 
 
 def open_sources(arguments: Iterable[str]) -> list[Source]:
-    """Every run folder that an argument stands for: itself, those inside it, or those of a glob."""
+    """Return every run folder that an argument stands for: itself, those inside it, or those of
+    a glob.
+    """
     sources = [source for argument in arguments for source in _open(argument)]
     distinct = {source.name: source for source in sources}
     return list(distinct.values())
@@ -365,7 +365,7 @@ def _runs_at(filesystem: Any, root: str) -> list[str]:
 
 
 def _choose_runs(folder: Any, names: list[str], folders: Any, names_in: Any) -> list[Any]:
-    """The folder itself if it holds a run, else the folders inside it that do."""
+    """Return the folder itself if it holds a run, else the folders inside it that do."""
     if _is_run(names):
         return [folder]
     return [inner for inner in folders(folder) if _is_run(names_in(inner))]
@@ -417,14 +417,15 @@ def join_run_files(
         for rank in record.get("ranks") or ()
         if (place, rank.get("folder")) in targets
     ]
-    whole["hosts"] = _distinct(host for _, record in records for host in record.get("hosts") or ())
+    hosts = (host for _, record in records for host in record.get("hosts") or ())
+    whole["hosts"] = list({json.dumps(host, sort_keys=True): host for host in hosts}.values())
     worlds = [world for _, record in records if (world := record.get("world_size"))]
     whole["world_size"] = max(worlds, default=None)
     return whole
 
 
 def host_file(staged: Path) -> tuple[str, dict[str, Any]] | None:
-    """The file in hosts/ that a run which was alone in its folder lacks: its own times."""
+    """Return the file in hosts/ that a run which was alone in its folder lacks: its own times."""
     record = read_record(staged / RUN)
     if record is None or read_host_runs(staged):
         return None
@@ -454,7 +455,3 @@ def refuse_other_hosts(staged: dict[str, Path]) -> None:
 def _first_place(run: Path) -> int:
     places = [part.place for part in read_host_runs(run) if part.place is not None]
     return min(places, default=0)
-
-
-def _distinct(values: Any) -> list[Any]:
-    return list({json.dumps(value, sort_keys=True): value for value in values}.values())

@@ -44,7 +44,16 @@ def _launcher(command: Sequence[str], environment: Environment) -> JobKey | None
         if name == "accelerate-launch" or word == "accelerate.commands.launch":
             return _accelerate(_given(command[place + 1 :]), environment)
         if name in DEEPSPEED:
-            return _deepspeed(_given(command[place + 1 :]))
+            # Only with --no_ssh does every host run it; else the first host starts the others.
+            given = _given(command[place + 1 :])
+            if "no_ssh" not in given:
+                return None
+            return _over_hosts(
+                "deepspeed",
+                hosts=_hosts(given.get("num_nodes")) or _ANY_HOSTS,
+                place=_whole(given.get("node_rank")),
+                meeting=(given.get("master_addr"), given.get("master_port")),
+            )
     return None
 
 
@@ -114,18 +123,6 @@ def _configured(file: Path) -> dict[str, str]:
     return {name: value for name, value in pairs.items() if value not in ("null", "~", "")}
 
 
-def _deepspeed(given: Mapping[str, str]) -> JobKey | None:
-    """Only with --no_ssh does every host run it; else the first host starts the others."""
-    if "no_ssh" not in given:
-        return None
-    return _over_hosts(
-        "deepspeed",
-        hosts=_hosts(given.get("num_nodes")) or _ANY_HOSTS,
-        place=_whole(given.get("node_rank")),
-        meeting=(given.get("master_addr"), given.get("master_port")),
-    )
-
-
 def _over_hosts(
     launcher: str,
     *,
@@ -134,7 +131,7 @@ def _over_hosts(
     meeting: tuple[str | None, str | None],
     job: str | None = None,
 ) -> JobKey | None:
-    """None on a single host. `hosts`: at least, at most; `meeting`: address and port."""
+    """Return None on a single host. `hosts`: at least, at most; `meeting`: address and port."""
     if hosts is None or hosts == (1, 1):
         return None
     least, most = hosts
@@ -184,7 +181,7 @@ class JobKey(msgspec.Struct, frozen=True, kw_only=True):
     one_terminal: bool = False  # every part prints to the same place, as srun's tasks do
 
     def is_job_of(self, other: JobKey) -> bool:
-        """Whether both are parts of one job, or attempts at it.
+        """Return whether both are parts of one job, or attempts at it.
 
         A job that is started again may run on other hosts, and mpirun gives it another number.
         """
@@ -196,7 +193,9 @@ class JobKey(msgspec.Struct, frozen=True, kw_only=True):
 def find_job(
     command: Sequence[str], environment: Environment, named: str | None = None
 ) -> JobKey | None:
-    """None if this `run` is alone, as far as can be told. `named` is the user's name of the job."""
+    """Return None if this `run` is alone, as far as can be told. `named` is the user's name of
+    the job.
+    """
     found = next(filter(None, (look(command, environment) for look in _PLACES_TO_LOOK)), None)
     if found is not None and "SLURM_JOB_ID" in environment:
         allocation = f"Slurm {environment['SLURM_JOB_ID']}"
@@ -268,7 +267,7 @@ def _torch_worker(_command: Sequence[str], environment: Environment) -> JobKey |
 
 
 def _kubernetes(_command: Sequence[str], environment: Environment) -> JobKey | None:
-    """A pod of a PyTorchJob, an indexed Job or a JobSet."""
+    """Look for a pod of a PyTorchJob, an indexed Job or a JobSet."""
     if "KUBERNETES_SERVICE_HOST" not in environment:
         return None
     pod = _POD.fullmatch(environment.get("HOSTNAME", ""))
@@ -296,7 +295,7 @@ def _by_hand(_command: Sequence[str], environment: Environment) -> JobKey | None
 
 
 def _slurm_job(_command: Sequence[str], environment: Environment) -> JobKey | None:
-    """One `run` in a batch script, around srun, or in a step of one task.
+    """Look for one `run` in a batch script, around srun, or in a step of one task.
 
     Slurm may put the job in its queue again.
     """
@@ -322,7 +321,7 @@ _PLACES_TO_LOOK: tuple[Callable[[Sequence[str], Environment], JobKey | None], ..
 
 
 def _restarts(environment: Environment) -> int:
-    """How many times Slurm has put the job back into its queue."""
+    """Return how many times Slurm has put the job back into its queue."""
     return _number(environment, "SLURM_RESTART_COUNT") or 0
 
 
@@ -332,13 +331,15 @@ def _meeting(environment: Environment) -> str | None:
 
 
 def _number(environment: Environment, *names: str) -> int | None:
-    """The first of these variables that holds a number."""
+    """Return the first of these variables that holds a number."""
     texts = (environment.get(name, "") for name in names)
     return next((int(text) for text in texts if text.isdecimal() and len(text) < 10), None)
 
 
 def folder_name(key: JobKey, script: str) -> str:
-    """The same on every host, for a job without --out; hosts may call an address differently."""
+    """Return the same on every host, for a job without --out; hosts may call an address
+    differently.
+    """
     words = f"{key.name} {(key.meeting or '').rpartition(':')[2]}"
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", words).strip("-")[:60]
     return f"{slug}-{script_slug(script)}"

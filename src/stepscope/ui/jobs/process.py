@@ -58,7 +58,7 @@ def run_job(
     record: CommandRecord | None = None,
     signals: HeldSignals | None = None,
 ) -> int:
-    """The command's exit code; 128 plus the signal's number if a signal ended it.
+    """Return the command's exit code; 128 plus the signal's number if a signal ended it.
 
     Once `until` returns True, the command is ended, which is no failure. `signals` are signals that
     the caller holds back already.
@@ -109,7 +109,9 @@ class HeldSignals:
         if self._sentinel is not None:
             self._sentinel.close()
         if self._process is not None:
-            self._drop_late()
+            # Signals that arrived while the command ended were meant for it, not for the report.
+            while signal.sigtimedwait({*self._held, signal.SIGCHLD}, 0) is not None:
+                pass
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.signal(signal.SIGCHLD, self._ended_unseen)
 
@@ -151,12 +153,12 @@ class HeldSignals:
             os.execvpe(command[0], list(command), job_environment(settings, command))
 
     def _restore_signals(self) -> None:
-        """In the child, before the command starts: restore the signals."""
+        """Restore the signals, in the child, before the command starts."""
         signal.signal(signal.SIGCHLD, self._ended_unseen)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until a child ends or the time is up; signals that arrive meanwhile are passed on."""
+        """Wait until a child ends or the time is up; pass on signals that arrive meanwhile."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             number = self._next(None if ends is None else max(0.0, ends - time.monotonic()))
@@ -184,11 +186,6 @@ class HeldSignals:
         if self.record is not None:
             self.record.heard(number)
 
-    def _drop_late(self) -> None:
-        """Signals that arrived while the command ended were meant for it, not for the report."""
-        while signal.sigtimedwait({*self._held, signal.SIGCHLD}, 0) is not None:
-            pass
-
 
 def _start(
     command: Sequence[str], settings: Settings | None, **options: Any
@@ -205,7 +202,7 @@ def _start(
 
 
 def _wait(process: subprocess.Popen[bytes], news: News | None, signals: HeldSignals) -> int:
-    """The command's exit code; `news` is printed meanwhile."""
+    """Return the command's exit code; `news` is printed meanwhile."""
     while process.poll() is None:
         signals.wait(_POLL_S if news is not None and not news.done else None)
         if news is None or process.poll() is not None:
@@ -223,7 +220,7 @@ def _wait(process: subprocess.Popen[bytes], news: News | None, signals: HeldSign
 def _wait_until(
     process: subprocess.Popen[bytes], enough: Callable[[], bool], signals: HeldSignals
 ) -> int:
-    """The command's exit code, or 0 if it was ended because enough was seen."""
+    """Return the command's exit code, or 0 if it was ended because enough was seen."""
     while not enough():
         signals.wait(_POLL_S)
         if process.poll() is not None:
@@ -300,7 +297,7 @@ def _start_held(
     output: IO[bytes],
     mask: set[int | signal.Signals],
 ) -> subprocess.Popen[bytes]:
-    """With the signals that we hold back let through, as `mask` has them."""
+    """Start it with the signals that we hold back let through, as `mask` has them."""
     try:
         return subprocess.Popen(
             command,
@@ -318,7 +315,7 @@ def _start_held(
 
 
 def _end_undisturbed(processes: _Processes) -> None:
-    """A second Ctrl-C must not leave a process running."""
+    """End them: a second Ctrl-C must not leave a process running."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         processes.end()
@@ -327,7 +324,7 @@ def _end_undisturbed(processes: _Processes) -> None:
 
 
 def last_lines(folder: Path, count: int) -> list[str]:
-    """Of the command's output; empty if there is none."""
+    """Return the last lines of the command's output; none if there is none."""
     try:
         text = read_tail(folder / OUTPUT, _LAST_BYTES).decode(errors="replace")
     except UnreadableInputError:
@@ -366,28 +363,23 @@ class _Processes:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             if not self._alive():
                 return
-            self._signal(number)
-            self._wait_for_end()
-
-    def _wait_for_end(self) -> None:
-        """Processes that outlive the command get less time: nobody passed the signal on to them."""
-        until, alone = time.monotonic() + _GRACE_OF_ALL_S, False
-        while time.monotonic() < until and self._alive():
-            if not alone and self.leader_has_ended():
-                until, alone = min(until, time.monotonic() + _GRACE_ALONE_S), True
-            time.sleep(_LOOK_S)
+            if self.group:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.group, number)
+            # A launcher that is still alive ends its workers itself.
+            if self.leader_has_ended() or number == signal.SIGKILL:
+                for pid in self._carriers():
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, number)
+            # Processes that outlive the command get less time: nobody passed the signal on to them.
+            until, alone = time.monotonic() + _GRACE_OF_ALL_S, False
+            while time.monotonic() < until and self._alive():
+                if not alone and self.leader_has_ended():
+                    until, alone = min(until, time.monotonic() + _GRACE_ALONE_S), True
+                time.sleep(_LOOK_S)
 
     def _alive(self) -> bool:
         return not self.leader_has_ended() or _group_lives(self.group) or bool(self._carriers())
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.group:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.group, number)
-        if self.leader_has_ended() or number == signal.SIGKILL:
-            for pid in self._carriers():  # a launcher that is still alive ends its workers itself
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
 
     def _carriers(self) -> list[int]:
         """Known on Linux only."""
@@ -497,7 +489,7 @@ class GroupSentinel:
 
     @classmethod
     def start(cls, numbers: Iterable[int]) -> GroupSentinel | None:
-        """None if no process can be started. `numbers` are blocked, so that none is missed."""
+        """Start one, or return None. `numbers` are blocked, so that none is missed."""
         try:
             pipes = [os.pipe(), os.pipe()]
             pid = os.fork()
@@ -513,7 +505,7 @@ class GroupSentinel:
         return cls(pid, reports, life)
 
     def heard(self, number: int) -> bool:
-        """Whether the signal that we just got has reached it too."""
+        """Return whether the signal that we just got has reached it too."""
         until = time.monotonic() + _PATIENCE_S
         while number not in self._early:
             ready, _, _ = select.select([self._reports], [], [], max(0.0, until - time.monotonic()))
@@ -545,3 +537,48 @@ def _listen(numbers: set[int], reporting: int, living: int) -> NoReturn:
             pass
     finally:
         os._exit(0)
+
+
+# A child that answers one line with one line, and its end with that of its own children.
+
+_PIECE = 1 << 16
+_MOST_ANSWER = 64 << 20
+
+
+def ask_line(child: subprocess.Popen[bytes], line: bytes, limit_s: float) -> bytes:
+    """Send one line, wait for one. TimeoutError when late, OSError when the child has died."""
+    if child.stdin is None or child.stdout is None or child.stdin.closed:
+        raise BrokenPipeError
+    child.stdin.write(line)
+    child.stdin.flush()
+    pieces: list[bytes] = []
+    end = time.monotonic() + limit_s
+    size = 0
+    while True:
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+            raise TimeoutError
+        piece = os.read(child.stdout.fileno(), _PIECE)
+        size += len(piece)
+        if not piece or size > _MOST_ANSWER:
+            raise BrokenPipeError
+        pieces.append(piece)
+        if piece.endswith(b"\n"):
+            return b"".join(pieces)
+
+
+def kill_group(leader: int) -> None:
+    """Kill a process that started a session of its own, with all that it started."""
+    with contextlib.suppress(OSError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def end_group(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child's group, take its exit code, and close its pipes."""
+    kill_group(child.pid)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(10)
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

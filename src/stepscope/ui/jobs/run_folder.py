@@ -70,7 +70,7 @@ def claim(out: Path | None, command: Sequence[str]) -> ClaimedFolder:
 
 
 def claim_or_refuse(out: Path | None, command: Sequence[str]) -> Path:
-    """For verbs that can do nothing without a folder: always a UsageError."""
+    """Claim a folder for verbs that can do nothing without one: always a UsageError."""
     try:
         return claim(out, command).path
     except OSError as error:
@@ -80,7 +80,7 @@ def claim_or_refuse(out: Path | None, command: Sequence[str]) -> Path:
 
 
 def script_of(command: Sequence[str]) -> str:
-    """What the run is called: the script, else the module after -m, else the program."""
+    """Return what the run is called: the script, else the module after -m, else the program."""
     for word in command:
         if word.endswith((".py", ".sh")):
             return word
@@ -169,7 +169,7 @@ class RunFile(CommandRecord):
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A JSON object of a run folder; None if there is none, or no whole one."""
+    """Return a JSON object of a run folder; None if there is none, or no whole one."""
     with contextlib.suppress(StepscopeError, NotJsonError):
         return decode(read_whole(path, _MOST_BYTES), dict[str, Any])
     return None
@@ -188,7 +188,7 @@ def shortened(record: dict[str, Any], ranks: list[dict[str, Any]]) -> Iterator[d
 
 
 def begin_record(command: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """What is written about a command before it starts."""
+    """Return what is written about a command before it starts."""
     return {
         "schema": layout.SCHEMA,
         "stepscope": stepscope.__version__,
@@ -207,7 +207,7 @@ def begin_record(command: Sequence[str], settings: Settings) -> dict[str, Any]:
 
 
 def describe_end(code: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What run.json says once the command has ended."""
+    """Return what run.json says once the command has ended."""
     return {
         "status": "finished",
         "exit_code": code,
@@ -232,7 +232,7 @@ def _name(number: int) -> str:
 
 
 def applied_words(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """What became of each remedy of `--with` in all ranks."""
+    """Return what became of each remedy of `--with` in all ranks."""
     told = [
         [AppliedRemedy(**remedy) for remedy in rank["remedies"]]
         for rank in ranks
@@ -246,7 +246,7 @@ def _did(remedy: RunRemedy) -> str:
 
 
 def missing_words(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """What ranks lack and why, a sentence each; of many ranks the first ones."""
+    """Return what ranks lack and why, a sentence each; of many ranks the first ones."""
     lacking = [
         f"rank {rank['rank']}: no {name}: {why}"
         for rank in ranks
@@ -265,7 +265,7 @@ def _core_facts(rank: dict[str, Any]) -> dict[str, Any]:
 def describe_ranks(
     folder: Path, settings: Settings, code: int | None = None
 ) -> list[dict[str, Any]]:
-    """What each rank left, what is missing, and why."""
+    """Return what each rank left, what is missing, and why."""
     ranks = []
     for place in sorted(folder.glob("rank-*")):
         facts = _facts(place)
@@ -289,13 +289,13 @@ def _facts(place: Path) -> dict[str, Any]:
 
 
 def _wants_trace(facts: dict[str, Any]) -> bool:
-    """Not where `--ranks` leaves the trace to others."""
+    """Return False where `--ranks` leaves the trace to others."""
     choice = facts.get("trace")
     return not isinstance(choice, dict) or bool(choice.get("chosen", True))
 
 
 def _why_unwritten(place: Path) -> list[str]:
-    """Why a rank could not even write rank.json: try to write there now."""
+    """Say why a rank could not even write rank.json: try to write there now."""
     try:
         layout.check_room(place)
     except OSError as error:
@@ -330,7 +330,7 @@ class _Step(msgspec.Struct):
 
 
 def isolating_option(command: Sequence[str]) -> str | None:
-    """The option that keeps stepscope out, as in `python -I train.py`."""
+    """Return the option that keeps stepscope out, as in `python -I train.py`."""
     for place, word in enumerate(command):
         if not _PYTHON.match(Path(word).name):
             continue
@@ -356,7 +356,7 @@ class Attachment:
     _warned: bool = False
 
     def news(self) -> str | None:
-        """A sentence worth printing now, if there is one."""
+        """Return a sentence worth printing now, if there is one."""
         events = count_events(self.folder)
         now = time.monotonic()
         if events[STEP]:
@@ -403,7 +403,7 @@ def _window_words(settings: Settings, steps: int) -> str:
 
 
 def count_events(folder: Path) -> Counter[str]:
-    """How many processes reached each stage."""
+    """Return how many processes reached each stage."""
     events: Counter[str] = Counter()
     for file in processes_files(folder, _MOST_LOOKED_AT):
         with contextlib.suppress(UnreadableInputError):
@@ -414,7 +414,7 @@ def count_events(folder: Path) -> Counter[str]:
 
 
 def steps_seen(rank: Path) -> int:
-    """The number of steps in a rank's list, read from its end."""
+    """Return the number of steps in a rank's list, read from its end."""
     try:
         lines = read_tail(rank / layout.STEPS, _LAST_BYTES).splitlines()
     except UnreadableInputError:
@@ -426,7 +426,7 @@ def steps_seen(rank: Path) -> int:
 
 
 def why_nothing(folder: Path, settings: Settings, command: Sequence[str], code: int) -> str:
-    """Why no training step was seen, and what to do about it."""
+    """Return why no training step was seen, and what to do about it."""
     events = count_events(folder)
     failed = f"the command failed (exit code {code})" if code else ""
     if events[FORKED]:
@@ -495,7 +495,7 @@ def _not_loaded(command: Sequence[str]) -> str:
 
 
 def why_no_trace(facts: dict[str, Any], settings: Settings, code: int | None = None) -> str:
-    """Why a rank that trained has no trace."""
+    """Return why a rank that trained has no trace."""
     problems = [str(problem) for problem in facts.get("problems") or ()]
     problem = next((p for p in problems if p.startswith(("window", "saving"))), None)
     status = facts.get("status")

@@ -31,7 +31,7 @@ from stepscope.ui.lsp.script_state import (
 )
 
 if TYPE_CHECKING:
-    from stepscope.ui.lsp.measured_run import FindingNote, MeasuredRun, OfferedPatch, StepWhatIf
+    from stepscope.ui.lsp.measured_run import FindingNote, OfferedPatch, StepWhatIf
 
 SOURCE = "stepscope"
 _SEVERITY = {
@@ -120,11 +120,24 @@ def diagnostics(file: OpenFile, state: ScriptState, text_of: TextOf) -> list[typ
 
 
 def _findings(file: OpenFile, state: ScriptState, text_of: TextOf) -> list[FindingLine]:
-    if state.measured is None:
+    """Return findings whose line is still in the file, as it is now."""
+    measured, name = state.measured, str(file.path)
+    if measured is None or name not in measured.costs.texts:
         return []
-    same = is_same_program(state.measured.costs, text_of)
-    placed = findings_in(state.measured, file.path, file.text, same_program=same)
-    return [one for one in placed if one.finding.severity in _SEVERITY]
+    placed = [
+        (finding, place.line)
+        for finding in measured.findings
+        for place in finding.places
+        if Path(place.file) == file.path and finding.severity in _SEVERITY
+    ]
+    same = is_same_program(measured.costs, text_of)
+    places = tuple(LineCost(file=name, line=line, function="") for _, line in placed)
+    followed = follow(replace(measured.costs, lines=places), file.path, file.text).lines
+    return [
+        FindingLine(finding=finding, line=now.line, stale=now.state == "stale" or not same)
+        for (finding, _), now in zip(placed, followed, strict=True)
+        if now.line is not None
+    ]
 
 
 def _message(one: FindingLine) -> str:
@@ -189,7 +202,7 @@ def _ways(
 def _rebased(
     before: dict[str, str], after: dict[str, str], text_of: TextOf
 ) -> dict[str, Sequence[LineChange]] | None:
-    """In all files, or not at all."""
+    """Move the changes of all files, or of none."""
     changes: dict[str, Sequence[LineChange]] = {}
     for file, text in before.items():
         now = text_of(Path(file))
@@ -238,15 +251,22 @@ def is_worth_a_hint(cost: LineCost) -> bool:
 
 def hint_words(shown: ShownLine) -> str:
     """`3.20 ms · 12% · keeps 4.20 MB · 6 calls`; `~` marks an estimate, `was` an old figure."""
-    cost = shown.cost
-    about = "~" if shown.estimated else ""
-    parts = [f"{about}{milliseconds(cost.total_ms)}", f"{about}{percent(cost.share)}"]
-    if cost.kept_bytes:
-        parts.append(f"keeps {about}{size(cost.kept_bytes)}")
-    if cost.calls is not None and cost.calls > 1:
-        parts.append(f"{mean_count(cost.calls)} calls")
-    words = " · ".join(parts)
-    return f"was {words}" if shown.trust == "stale" else words
+    words = _figures([shown])
+    if shown.cost.calls is not None and shown.cost.calls > 1:
+        words += f" · {mean_count(shown.cost.calls)} calls"
+    return words
+
+
+def _figures(lines: Sequence[ShownLine], of_step: str = "") -> str:
+    """Add up the time, the share and the kept bytes of lines."""
+    about = "~" if any(one.estimated for one in lines) else ""
+    total = sum(one.cost.total_ms for one in lines)
+    share = sum(one.cost.share for one in lines)
+    kept = sum(one.cost.kept_bytes or 0 for one in lines)
+    words = f"{about}{milliseconds(total)} · {about}{percent(share)}{of_step}"
+    if kept:
+        words += f" · keeps {about}{size(kept)}"
+    return f"was {words}" if any(one.trust == "stale" for one in lines) else words
 
 
 def block_costs(text: str, lines: Sequence[ShownLine]) -> list[BlockCost]:
@@ -261,20 +281,9 @@ def block_costs(text: str, lines: Sequence[ShownLine]) -> list[BlockCost]:
         inside = [one for one in lines if block.lineno <= one.line <= (block.end_lineno or 0)]
         worth = frozenset(one.line for one in inside if is_worth_a_hint(one.cost))
         if worth and worth not in costs:
-            costs[worth] = BlockCost(block.lineno, _block_words(inside))
+            words = f"{_figures(inside, ' of the step')} in its own lines"
+            costs[worth] = BlockCost(block.lineno, words)
     return list(costs.values())
-
-
-def _block_words(lines: Sequence[ShownLine]) -> str:
-    about = "~" if any(one.estimated for one in lines) else ""
-    total = sum(one.cost.total_ms for one in lines)
-    share = sum(one.cost.share for one in lines)
-    kept = [one.cost.kept_bytes for one in lines if one.cost.kept_bytes is not None]
-    parts = [f"{about}{milliseconds(total)}", f"{about}{percent(share)} of the step"]
-    if sum(kept):
-        parts.append(f"keeps {about}{size(sum(kept))}")
-    words = " · ".join(parts) + " in its own lines"
-    return f"was {words}" if any(one.trust == "stale" for one in lines) else words
 
 
 def hover_words(
@@ -283,21 +292,17 @@ def hover_words(
     """Markdown: the breakdown of a line, the findings about it, and what would help the step."""
     parts: list[str] = []
     for shown in lines:
-        parts += [f"**{hint_words(shown)}**", *_cautions(shown), *_tables(shown.cost)]
+        caution = _STALE if shown.trust == "stale" else _ESTIMATED if shown.estimated else ""
+        parts += [f"**{hint_words(shown)}**", caution, *_tables(shown.cost)]
     parts += [
         f"**[{finding.title}]({finding_page(finding.id)})**: {finding.summary}"
         for finding in findings
     ]
-    if lines:
-        parts += list(_whatifs(whatifs))
+    faster = list(whatifs)[:_MOST_WHATIFS]
+    if lines and faster:
+        rows = [(f"{_cell(one.label)} ({_code(one.setting)})", one.gain) for one in faster]
+        parts += ["What if, for the whole step:", _table(("change", "gain"), rows)]
     return "\n\n".join(part for part in parts if part)
-
-
-def _cautions(shown: ShownLine) -> Iterator[str]:
-    if shown.trust == "stale":
-        yield _STALE
-    elif shown.estimated:
-        yield _ESTIMATED
 
 
 def _tables(cost: LineCost) -> Iterator[str]:
@@ -307,7 +312,10 @@ def _tables(cost: LineCost) -> Iterator[str]:
         ("optimizer", cost.optimizer_ms),
         ("other", cost.other_ms),
     ]
-    rows = [(name, milliseconds(ms), _part(ms, cost.total_ms)) for name, ms in phases if ms]
+    total = cost.total_ms
+    rows = [
+        (name, milliseconds(ms), percent(ms / total) if total else "") for name, ms in phases if ms
+    ]
     yield _table(("phase", "ms a step", "of the line"), rows)
     if cost.kept_bytes is not None:
         yield f"{size(cost.kept_bytes)} saved for backward"
@@ -315,7 +323,13 @@ def _tables(cost: LineCost) -> Iterator[str]:
     yield _table(
         ("operator", "calls", "ms a step", "shapes"),
         [
-            (_code(one.name), mean_count(one.calls), milliseconds(one.ms), _shapes(one.shapes))
+            (
+                _code(one.name),
+                mean_count(one.calls),
+                milliseconds(one.ms),
+                # Without the empty ones that stand for options after the last tensor.
+                _code(_NO_TENSORS.sub("]", one.shapes or "")),
+            )
             for one in operators
         ],
     )
@@ -325,22 +339,8 @@ def _tables(cost: LineCost) -> Iterator[str]:
     )
 
 
-def _whatifs(whatifs: Iterable[StepWhatIf]) -> Iterator[str]:
-    faster = list(whatifs)[:_MOST_WHATIFS]
-    if faster:
-        yield "What if, for the whole step:"
-        yield _table(
-            ("change", "gain"),
-            [(f"{_cell(one.label)} ({_code(one.setting)})", one.gain) for one in faster],
-        )
-
-
-def _part(ms: float, total_ms: float) -> str:
-    return percent(ms / total_ms) if total_ms else ""
-
-
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Empty without rows."""
+    """Write a table; nothing without rows."""
     if not rows:
         return ""
     ruler = tuple("---" for _ in head)
@@ -350,11 +350,6 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 def _cell(text: str) -> str:
     """Text of others inside a table: no row or column may begin in it."""
     return " ".join(text.replace("|", "\\|").split())
-
-
-def _shapes(shapes: str | None) -> str:
-    """Without the empty ones that stand for options after the last tensor."""
-    return _code(_NO_TENSORS.sub("]", shapes or ""))
 
 
 def _code(text: str) -> str:
@@ -372,24 +367,3 @@ class FindingLine:
     finding: FindingNote
     line: int
     stale: bool  # the line or the program is another now
-
-
-def findings_in(
-    measured: MeasuredRun, file: Path, text: str, *, same_program: bool
-) -> list[FindingLine]:
-    """Those whose line is still there."""
-    placed = [
-        (finding, place.line)
-        for finding in measured.findings
-        for place in finding.places
-        if Path(place.file) == file
-    ]
-    if not placed or str(file) not in measured.costs.texts:
-        return []
-    places = tuple(LineCost(file=str(file), line=line, function="") for _, line in placed)
-    followed = follow(replace(measured.costs, lines=places), file, text).lines
-    return [
-        FindingLine(finding=finding, line=now.line, stale=now.state == "stale" or not same_program)
-        for (finding, _), now in zip(placed, followed, strict=True)
-        if now.line is not None
-    ]

@@ -5,6 +5,8 @@ from its folder in a child process.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +32,7 @@ from stepscope.ui.editor.edits import line_changes
 from stepscope.ui.tried_remedies import applicable
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Advice, Explanation, Finding
+    from stepscope.records.explanation import Advice, Finding
 
 REPORT = "report.html"
 # Of the batch as it is: what the draggable bars reach, and a few points between.
@@ -70,13 +72,14 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
     memory = first.memory
     facts = read_script(Path(first.path).parent)
     patches = offer_patches(facts, costs.texts, explanation.findings) if facts else ()
-    low_ms, high_ms = _interval(explanation)
+    times = [rank.step_ms for rank in explanation.ranks]
+    slowest = max(times, key=lambda one: one.corrected or one.profiled or 0.0)
     text = costs.texts.get(str(script))
     place = batch_in_source(text, costs) if text is not None else None
     return MeasuredRun(
         costs=costs,
-        low_ms=low_ms,
-        high_ms=high_ms,
+        low_ms=slowest.low,
+        high_ms=slowest.high,
         findings=tuple(note_finding(one, script, costs, patches) for one in explanation.findings),
         whatifs=whatifs(explanation.advice),
         memory=memory.categories if memory is not None else {},
@@ -92,12 +95,6 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
     )
 
 
-def _interval(explanation: Explanation) -> tuple[float | None, float | None]:
-    times = [rank.step_ms for rank in explanation.ranks]
-    slowest = max(times, key=lambda one: one.corrected or one.profiled or 0.0)
-    return slowest.low, slowest.high
-
-
 def samples_of_step(costs: LineCosts, place: BatchPlace | None) -> int | None:
     """The measured batch is the first dimension of the inputs. A script may multiply its number to
     get it, or divide its number among the batches of a step; if neither can be, samples are another
@@ -110,7 +107,7 @@ def samples_of_step(costs: LineCosts, place: BatchPlace | None) -> int | None:
 
 
 def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, ...]:
-    """Empty where other batches cannot be predicted."""
+    """Predict other batches; nothing where they cannot be predicted."""
     from stepscope.ui.editor.batch_size import batch_curve
 
     batches = sorted({max(1, round(place.value * factor)) for factor in _FACTORS})
@@ -121,7 +118,7 @@ def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, 
 
 
 def step_on_gpus(run: Path) -> tuple[GpuPrediction, ...]:
-    """Empty where the step cannot be moved to another GPU, as that of a CPU."""
+    """Predict the step on other GPUs; nothing where it cannot be moved, as that of a CPU."""
     from stepscope.predict.compare_gpus import compare_gpus, table_gpus
     from stepscope.predict.declaration import Refused
     from stepscope.ui.advice import open_slowest
@@ -164,8 +161,8 @@ class StepWhatIf(msgspec.Struct, frozen=True, kw_only=True):
 def note_finding(
     finding: Finding, script: Path, costs: LineCosts, patches: Sequence[OfferedPatch]
 ) -> FindingNote:
-    """Where it says; else where its remedy's patch begins; else at the line that costs most of
-    what it is about; else at the script's first line."""
+    """Place it where it says; else where its remedy's patch begins; else at the line that costs
+    most of what it is about; else at the script's first line."""
     said = [Place(file=one.file, line=one.line) for one in finding.where if one.file in costs.texts]
     patched = next(_patched(finding, costs, patches), None)
     first = Place(file=str(script), line=1)
@@ -194,7 +191,7 @@ def _patched(
 
 
 def _costliest(finding: Finding, costs: LineCosts) -> Place | None:
-    """None for a finding that is about no line, and where no line accounts for most of it."""
+    """Return the line; None for a finding about no line, and where no line has most of it."""
     amount = _ABOUT.get(finding.id)
     if amount is None:
         return None
@@ -234,7 +231,9 @@ class OfferedPatch(msgspec.Struct, frozen=True, kw_only=True):
 def offer_patches(
     facts: ScriptFacts, texts: Mapping[str, str], findings: Iterable[Finding]
 ) -> tuple[OfferedPatch, ...]:
-    """Every remedy that fits and can be made by editing these files; the findings' own first."""
+    """Return every remedy that fits and can be made by editing these files; the findings' own
+    first.
+    """
     findings = list(findings)
     asked = [name for finding in findings for name in applicable(finding)]
     offers = []
@@ -266,18 +265,17 @@ def _offer(
         id=str(chosen),
         action=change.change.action,
         effect=change.application.effect.value,
-        after={_key(file, texts): text.decode() for file, text in patched.after.items()},
+        after={
+            (file if file in texts else str(Path(file).resolve())): text.decode()
+            for file, text in patched.after.items()
+        },
         findings=tuple(finding.id for finding in offering),
         saved_ms=_saved_ms(change.id, offering),
     )
 
 
-def _key(file: str, texts: Mapping[str, str]) -> str:
-    return file if file in texts else str(Path(file).resolve())
-
-
 def _saved_ms(remedy: str, findings: Iterable[Finding]) -> float | None:
-    """As measured by `tune`, else as predicted where the whole interval is a saving."""
+    """Return what `tune` measured, else what is predicted where the interval is a saving."""
     for finding in findings:
         for one in finding.remedies:
             if one.id == remedy and one.measured_ms is not None:
@@ -285,3 +283,25 @@ def _saved_ms(remedy: str, findings: Iterable[Finding]) -> float | None:
             if one.id == remedy and one.gain is not None and one.gain.is_sure:
                 return None if one.gain.changes_samples else one.gain.saved_ms
     return None
+
+
+def main() -> None:
+    """Read RUN for SCRIPT, in a child of the server: {"run": ...} or {"failed": "why"} on stdout.
+
+    Whatever the libraries print goes to standard error.
+    """
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    body: dict[str, object] = {}
+    try:
+        body["run"] = read_measured_run(Path(sys.argv[1]), Path(sys.argv[2]))
+    except StepscopeError as error:
+        body["failed"] = str(error)
+    except Exception as error:
+        body["failed"] = f"a defect in stepscope: {type(error).__name__}: {error}"
+    with os.fdopen(answer, "wb") as pipe:
+        pipe.write(msgspec.json.encode(body))
+
+
+if __name__ == "__main__":
+    main()

@@ -27,8 +27,8 @@ from stepscope.measure.folder import HOME
 from stepscope.records.source_lines import LineCosts
 from stepscope.trace.files import list_folder, may_exist
 from stepscope.trace.run_folder.run_state import RUN, read_origin
-from stepscope.ui.child import kill_group
 from stepscope.ui.jobs.environment import own_python
+from stepscope.ui.jobs.process import kill_group
 from stepscope.ui.lsp.measured_run import MeasuredRun
 from stepscope.ui.lsp.script_state import EditorSettings, LiveStep, ScriptState
 
@@ -71,7 +71,7 @@ class _NewestWins:
             self._workers[name] = asyncio.create_task(self._work(name))
 
     def stop(self, name: str) -> bool:
-        """Whether there was anything to stop."""
+        """Return whether there was anything to stop."""
         waiting = self._waiting.pop(name, None)
         running = self._running.get(name)
         if running is not None:
@@ -135,7 +135,7 @@ class ScriptJobs:
         self._jobs.ask(f"look {state.script}", lambda stop: self._look(state, roots, stop), 0.0)
 
     async def report(self, state: ScriptState) -> str | None:
-        """The path of the report, written first if it is not there."""
+        """Return the path of the report, written first if it is not there."""
         measured = state.measured
         if measured is None or measured.report is None or measured.costs.run is None:
             raise NotCapturedError(f"{state.script.name} was not measured yet: profile it first")
@@ -177,7 +177,7 @@ class ScriptJobs:
     async def _capture(
         self, state: ScriptState, work: ScriptWork, folder: Path, stop: threading.Event
     ) -> bool:
-        """Whether there is a run to read."""
+        """Return whether there is a run to read."""
         try:
             profiled = await asyncio.to_thread(self._room.profile, work, folder, stop)
         except Exception as error:
@@ -318,7 +318,7 @@ class WorkRoom:
         measured: LineCosts,
         stop: threading.Event,
     ) -> LineCosts:
-        """What the edited lines will cost, without training; StepscopeError says why not."""
+        """Return what the edited lines will cost, without training; StepscopeError says why not."""
         from stepscope.ui.editor.line_costs import estimate_script
 
         return estimate_script(
@@ -333,7 +333,7 @@ class WorkRoom:
 
     def read(self, run: Path, script: Path, stop: threading.Event) -> MeasuredRun:
         """NotCapturedError if the run does not tell what lines cost."""
-        command = own_python("stepscope.ui.lsp.read_run", str(run), str(script))
+        command = own_python("stepscope.ui.lsp.measured_run", str(run), str(script))
         output, errors = _run_child(command, f"{run} took too long to read", stop)
         try:
             answer = msgspec.json.decode(output, type=_Answer)
@@ -401,7 +401,7 @@ class LiveSteps:
         self._follower = RunFollower(folder)
 
     def look(self) -> LiveStep:
-        """Of the rank that is furthest."""
+        """Return the steps of the rank that is furthest."""
         try:
             ranks = self._follower.read().ranks
         except StepscopeError:
@@ -422,7 +422,7 @@ _MADE_HERE = re.compile(rf"\d{{8}}-\d{{6}}-(.*){_SUFFIX}-\d+(?:-\d+)?")
 
 
 def new_editor_run(script: Path) -> Path:
-    """The path of a new run beside the script, which nothing has yet; the profile makes it.
+    """Return the path of a new run beside the script, which nothing has yet; the profile makes it.
 
     Two servers have two process numbers. OSError if nothing can be written there.
     """
@@ -450,7 +450,7 @@ def discard_old_runs(newest: Path) -> None:
 
 
 def _stem(run: Path) -> str | None:
-    """Of the script; None for a run that no editor made."""
+    """Return the script's name; None for a run that no editor made."""
     match = _MADE_HERE.fullmatch(run.name)
     return match[1] if match else None
 

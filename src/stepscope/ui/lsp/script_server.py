@@ -89,7 +89,7 @@ class ScriptServer(LanguageServer):
             )
 
     def file(self, uri: str) -> OpenFile | None:
-        """As it is now; None for what is no file, or cannot be read."""
+        """Return the file as it is now; None for what is no file, or cannot be read."""
         path = path_of(uri)
         if path is None:
             return None
@@ -101,13 +101,13 @@ class ScriptServer(LanguageServer):
         return None if text is None else OpenFile(path, uri, text, None, units)
 
     def text_of(self, path: Path) -> str | None:
-        """In the editor, else on the disk."""
+        """Return the text in the editor, else on the disk."""
         if path in self._open:
             return self.workspace.get_text_document(self._open[path]).source
         return self.saved_text(path)
 
     def saved_text(self, path: Path) -> str | None:
-        """As it is on the disk, which is what a profile runs."""
+        """Return the text on the disk, which is what a profile runs."""
         try:
             stat = path.stat()
         except OSError:
@@ -118,7 +118,7 @@ class ScriptServer(LanguageServer):
         return self._on_disk[path][1]
 
     def roots(self) -> list[Path]:
-        """Of the workspace."""
+        """Return the roots of the workspace."""
         uris = [*self.workspace.folders, self.workspace.root_uri]
         return list(dict.fromkeys(path for uri in uris if uri and (path := path_of(uri))))
 
@@ -136,7 +136,7 @@ class ScriptServer(LanguageServer):
     # Scripts.
 
     def state_of(self, path: Path) -> ScriptState:
-        """Of the script itself, or of one that was measured with this file in it."""
+        """Return the state of the script, or of one that was measured with this file in it."""
         own = self._states.get(path)
         if own is not None and own.measured is not None:
             return own
@@ -153,7 +153,10 @@ class ScriptServer(LanguageServer):
     def edited(self, path: Path) -> None:
         """Say which values are stale, and ask for an estimate of the new text."""
         state = self.state_of(path)
-        self._publish_later()
+        # Typing must not send them for every letter.
+        if self._later is None:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(_DIAGNOSTICS_DELAY_S, self._publish_all)
         if state.measured is None or not self.settings.estimate:
             return
         state.estimate_failed = None
@@ -166,7 +169,7 @@ class ScriptServer(LanguageServer):
             self.jobs.estimate(state, self.work_of(state), texts)
 
     def _texts_of(self, costs: LineCosts) -> dict[Path, str]:
-        """Of all files of a script, as they are now; without those that are gone."""
+        """Return all files of a script as they are now, without those that are gone."""
         texts = {Path(file): self.text_of(Path(file)) for file in costs.texts}
         return {file: text for file, text in texts.items() if text is not None}
 
@@ -198,7 +201,7 @@ class ScriptServer(LanguageServer):
         self._refresh()
 
     def tell_live(self, state: ScriptState) -> None:
-        """How far a profile is, or that it has ended."""
+        """Tell how far a profile is, or that it has ended."""
         live = state.live
         step_ms = live.step_ms if live is not None else None
         batch = state.measured.batch if state.measured is not None else None
@@ -232,12 +235,6 @@ class ScriptServer(LanguageServer):
         files = [self.file(uri) for path, uri in self._open.items() if state.covers(path)]
         return [file for file in files if file is not None]
 
-    def _publish_later(self) -> None:
-        """Typing must not send them for every letter."""
-        if self._later is None:
-            loop = asyncio.get_running_loop()
-            self._later = loop.call_later(_DIAGNOSTICS_DELAY_S, self._publish_all)
-
     def _publish_all(self) -> None:
         self._later = None
         self._publish(filter(None, map(self.file, self._open.values())))
@@ -263,7 +260,7 @@ class ScriptServer(LanguageServer):
 
 
 def path_of(uri: str) -> Path | None:
-    """None for what is no file on this machine, such as an unsaved buffer."""
+    """Return None for what is no file on this machine, such as an unsaved buffer."""
     if not uri.startswith("file:"):
         return None
     with contextlib.suppress(OSError, ValueError, RuntimeError):
@@ -295,7 +292,10 @@ class ProgressBars:
         token = self._asked.get(state.script)
         if state.running_since is None:
             if token is not None:
-                self._end(state.script, token)
+                del self._asked[state.script]
+                if token in self._begun:
+                    self._begun.discard(token)
+                    self._progress.end(token, types.WorkDoneProgressEnd())
         elif token is None:
             self._ask(state)
         elif token in self._begun and state.live is not None:
@@ -318,12 +318,6 @@ class ProgressBars:
             self._progress.begin(token, types.WorkDoneProgressBegin(title, cancellable=True))
 
         self._progress.create(token, begin)
-
-    def _end(self, script: Path, token: str) -> None:
-        del self._asked[script]
-        if token in self._begun:
-            self._begun.discard(token)
-            self._progress.end(token, types.WorkDoneProgressEnd())
 
 
 def _words(live: LiveStep) -> str:

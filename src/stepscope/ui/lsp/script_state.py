@@ -67,7 +67,7 @@ class ScriptState:
         self.followed.clear()
 
     def covers(self, file: Path) -> bool:
-        """Whether costs of this file's lines are known through this script."""
+        """Return whether costs of this file's lines are known through this script."""
         costs = self.measured.costs if self.measured is not None else self.estimate
         return file == self.script or (costs is not None and str(file) in costs.texts)
 
@@ -102,7 +102,7 @@ def choose_costs(state: ScriptState, text_of: TextOf) -> ShownCosts | None:
 
 
 def is_same_program(costs: LineCosts, text_of: TextOf) -> bool:
-    """Whether every file that was part of it still is the same program."""
+    """Return whether every file that was part of it still is the same program."""
     for file, before in costs.texts.items():
         now = text_of(Path(file))
         if now is None:
@@ -115,7 +115,7 @@ def is_same_program(costs: LineCosts, text_of: TextOf) -> bool:
 def followed_lines(
     state: ScriptState, costs: LineCosts, file: Path, text: str
 ) -> FollowedLines | None:
-    """Where measured lines are in today's text; None for a file that was not part of it."""
+    """Return where measured lines are in today's text; None for a file that was not part of it."""
     if str(file) not in costs.texts:
         return None
     key = (costs.kind, file, text)
@@ -127,7 +127,7 @@ def followed_lines(
 
 
 def shown_lines(state: ScriptState, file: Path, text: str, text_of: TextOf) -> list[ShownLine]:
-    """Of one file, in the order of its lines."""
+    """Return the lines of one file, in the order of its text."""
     shown = choose_costs(state, text_of)
     followed = followed_lines(state, shown.costs, file, text) if shown is not None else None
     if shown is None or followed is None:
@@ -150,14 +150,14 @@ def shown_lines(state: ScriptState, file: Path, text: str, text_of: TextOf) -> l
 
 @lru_cache(maxsize=256)
 def program_key(text: str) -> str | None:
-    """Equal for texts that run alike; None for a text that is not Python, as while it is typed."""
+    """Return a key that is equal for texts that run alike; None for a text that is not Python."""
     tree = syntax_tree(text)
     return None if tree is None else hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)
 def syntax_tree(text: str) -> ast.Module | None:
-    """Not to be changed: it is shared."""
+    """Parse a text. The tree is shared: do not change it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are about the user's own source
@@ -167,8 +167,8 @@ def syntax_tree(text: str) -> ast.Module | None:
 
 
 def qualified_name(text: str, line: int) -> str:
-    """The function around a line (from 1), with the classes and functions around it: Net.forward;
-    empty at the top level, and for a text that is not Python."""
+    """Return the function around a line (from 1), with the classes and functions around it:
+    Net.forward; empty at the top level, and for a text that is not Python."""
     around = [scope for scope in _scopes(text) if scope[0] <= line <= scope[1]]
     if not any(scope[3] for scope in around):
         return ""
@@ -208,11 +208,11 @@ class OpenFile:
         return text_lines(self.text)
 
     def width(self, line: int) -> int:
-        """Of a line (from 0), without its end."""
+        """Return the width of a line (from 0), without its end."""
         return self.units(self._line(line)) if 0 <= line < len(self.lines) else 0
 
     def line_range(self, line: int) -> types.Range:
-        """From a line's first word to its end."""
+        """Return the range from a line's first word to its end."""
         text = self._line(line) if 0 <= line < len(self.lines) else ""
         indent = len(text) - len(text.lstrip())
         start = types.Position(line, self.units(text[:indent]))
@@ -243,7 +243,9 @@ class WorkspaceEdits:
         return self.of_edits(edits)
 
     def of_edits(self, edits: Mapping[Path, Sequence[types.TextEdit]]) -> types.WorkspaceEdit:
-        """With versions an editor refuses edits of a text that has changed meanwhile."""
+        """Make edits; with versions an editor refuses those of a text that has changed
+        meanwhile.
+        """
         if not self.versioned:
             return types.WorkspaceEdit(
                 changes={self._uri(path): list(some) for path, some in edits.items()}
@@ -295,7 +297,7 @@ class EditorSettings:
     estimate: bool = True  # after an edit, of scripts that were measured once
 
     def updated(self, values: Any) -> tuple[EditorSettings, tuple[str, ...]]:
-        """With the editor's values, and what is wrong with those that are left out."""
+        """Take the editor's values, and say what is wrong with those that are left out."""
         if not isinstance(values, dict):
             return self, ()
         section = values.get("stepscope")
@@ -312,7 +314,7 @@ class EditorSettings:
         return settings, tuple(wrong)
 
     def arguments_of(self, script: Path, roots: Iterable[Path]) -> tuple[str, ...]:
-        """Of the first glob that matches its name or its path, from a workspace's root or whole."""
+        """Return those of the first glob that matches its name or path, from a root or absolute."""
         names = [script.name, script.as_posix()]
         inside = [root for root in roots if script.is_relative_to(root)]
         names += [script.relative_to(root).as_posix() for root in inside]

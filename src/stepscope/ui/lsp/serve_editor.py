@@ -51,7 +51,7 @@ def serve_stdio(room: WorkRoom | None = None) -> NoReturn:
 
 
 def serve_tcp(port: int) -> NoReturn:
-    """One editor, then the server ends."""
+    """Serve one editor, then end."""
     _prepare()
     try:
         with socket.socket() as trial:
@@ -72,7 +72,7 @@ def _prepare() -> None:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """For a request that makes no sense: its answer says so, and nothing of ours is wrong."""
+    """Drop the traceback of a request that makes no sense: nothing of ours is wrong."""
     if record.exc_info and isinstance(record.exc_info[1], JsonRpcInvalidParams):
         record.exc_info = None
     return True
@@ -264,19 +264,15 @@ async def _set_batch(server: ScriptServer, state: ScriptState, wanted: Any) -> d
         raise StepscopeError(f"{state.script.name} was not measured yet: profile it first")
     place = batch_now(state.measured.costs, state.script, text)
     if place is None:
-        raise StepscopeError(_no_number(state.script, state.measured))
+        other = state.measured.batch_elsewhere
+        there = f"; {other.name} in line {other.line} of {other.file} does" if other else ""
+        raise StepscopeError(f"{state.script.name} has no number that sets the batch size{there}")
     batch = _wanted_batch(state.measured.curve, wanted)
     edits = _number_edits(server, text, place, batch)
     workspace_edit = server.edits().of_edits({state.script: edits})
     params = types.ApplyWorkspaceEditParams(workspace_edit, label=f"batch size {batch}")
     result = await server.workspace_apply_edit_async(params)
     return {"batch": batch, "applied": result.applied}
-
-
-def _no_number(script: Path, measured: MeasuredRun) -> str:
-    place = measured.batch_elsewhere
-    there = f"; {place.name} in line {place.line} of {place.file} does" if place is not None else ""
-    return f"{script.name} has no number that sets the batch size{there}"
 
 
 def _wanted_batch(curve: tuple[BatchPoint, ...], wanted: Any) -> int:
@@ -318,7 +314,7 @@ def _state(server: ScriptServer, uri: Any) -> ScriptState:
 
 
 def _field(value: Any, name: str) -> Any:
-    """Of a JSON object, which may come as a dict or as attributes."""
+    """Return a field of a JSON object, which may come as a dict or as attributes."""
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
@@ -352,21 +348,41 @@ def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
     is_estimate = costs is not None and costs.kind == "estimated"
     interval = measured is not None and not is_estimate
     batch = _batch(state, text_of)
-    step_ms = costs.step_ms if costs is not None else None
+    peak = costs.peak_bytes if costs is not None else None
+    if peak is None and costs is not None and measured is not None and not is_estimate:
+        peak = measured.peak_bytes
+    elsewhere = measured.batch_elsewhere if measured is not None and batch is None else None
     return {
         "state": shown.trust if shown is not None else "none",
         "verdict": costs.verdict if costs is not None else None,
-        "stepMs": step_ms,
+        "stepMs": costs.step_ms if costs is not None else None,
         "lowMs": measured.low_ms if interval and measured else None,
         "highMs": measured.high_ms if interval and measured else None,
         "samplesPerSecond": _throughput(measured, costs, batch),
-        "peakBytes": _peak(state, costs),
+        "peakBytes": peak,
         "capacityBytes": measured.capacity_bytes if measured is not None else None,
         "batch": batch,
-        "batchElsewhere": _elsewhere(measured) if batch is None else None,
+        "batchElsewhere": elsewhere  # where it was when the run was read
+        and {
+            "uri": from_fs_path(elsewhere.file),
+            "line": elsewhere.line - 1,
+            "name": elsewhere.name,
+            "value": elsewhere.value,
+        },
         "time": _time_blocks(state, costs, text_of) if costs is not None else [],
         "memory": _memory_blocks(state, costs, text_of) if costs is not None else [],
-        "gpus": _gpus(state),
+        "gpus": [
+            {
+                "gpu": row.gpu,
+                "stepMs": row.step_ms,
+                "lowMs": row.low_ms,
+                "highMs": row.high_ms,
+                "fits": row.fits,
+                "decides": row.decides,
+            }
+            for row in (measured.gpus if measured is not None else ())
+            if row.step_ms is not None
+        ],
         "report": measured.report if measured is not None else None,
         "runningSince": state.running_since,
         "error": state.error or state.estimate_failed,
@@ -376,7 +392,7 @@ def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
 def _throughput(
     measured: MeasuredRun | None, costs: LineCosts | None, batch: Block | None
 ) -> float | None:
-    """Of an edited script only if the number that sets its batch is known."""
+    """Return samples per second; of an edited script only if its batch is known."""
     if measured is None or measured.batch is None or costs is None or costs.step_ms <= 0:
         return None
     samples = float(measured.batch)
@@ -387,33 +403,8 @@ def _throughput(
     return samples / costs.step_ms * 1e3
 
 
-def _peak(state: ScriptState, costs: LineCosts | None) -> int | None:
-    if costs is not None and costs.peak_bytes is not None:
-        return costs.peak_bytes
-    if costs is None or costs.kind == "estimated" or state.measured is None:
-        return None
-    return state.measured.peak_bytes
-
-
-def _gpus(state: ScriptState) -> list[dict[str, Any]]:
-    """Those that the measured step was predicted on."""
-    rows = state.measured.gpus if state.measured is not None else ()
-    return [
-        {
-            "gpu": row.gpu,
-            "stepMs": row.step_ms,
-            "lowMs": row.low_ms,
-            "highMs": row.high_ms,
-            "fits": row.fits,
-            "decides": row.decides,
-        }
-        for row in rows
-        if row.step_ms is not None
-    ]
-
-
 def _batch(state: ScriptState, text_of: TextOf) -> dict[str, Any] | None:
-    """None while the number cannot be found in the script as it is now."""
+    """Return the batch; None while its number cannot be found in the script as it is now."""
     text = text_of(state.script)
     measured = state.measured
     if text is None or measured is None:
@@ -421,57 +412,50 @@ def _batch(state: ScriptState, text_of: TextOf) -> dict[str, Any] | None:
     place = batch_now(measured.costs, state.script, text)
     if place is None:
         return None
-    points = [_point(point) for point in measured.curve]
+    points = [
+        {
+            "batch": point.batch,
+            "stepMs": point.step_ms,
+            "lowMs": point.low_ms,
+            "highMs": point.high_ms,
+            "samplesPerSecond": point.samples_per_second,
+            "peakBytes": point.peak_bytes,
+            "peakLowBytes": point.peak_low_bytes,
+            "peakHighBytes": point.peak_high_bytes,
+        }
+        for point in measured.curve
+    ]
     return {"value": place.value, "line": place.line - 1, "points": points}
 
 
-def _elsewhere(measured: MeasuredRun | None) -> dict[str, Any] | None:
-    """The place of the number as it was when the run was read."""
-    place = measured.batch_elsewhere if measured is not None else None
-    if place is None:
-        return None
-    uri = from_fs_path(place.file)
-    return {"uri": uri, "line": place.line - 1, "name": place.name, "value": place.value}
-
-
-def _point(point: BatchPoint) -> dict[str, Any]:
-    return {
-        "batch": point.batch,
-        "stepMs": point.step_ms,
-        "lowMs": point.low_ms,
-        "highMs": point.high_ms,
-        "samplesPerSecond": point.samples_per_second,
-        "peakBytes": point.peak_bytes,
-        "peakLowBytes": point.peak_low_bytes,
-        "peakHighBytes": point.peak_high_bytes,
-    }
-
-
 def _time_blocks(state: ScriptState, costs: LineCosts, text_of: TextOf) -> list[Block]:
-    """By function, then by line, then by operator; the rest of the step is a block of its own."""
+    """Divide by function, line and operator; the rest of the step is a block of its own."""
     step_ms = costs.step_ms or 1.0
+    functions: dict[tuple[str, str], list[LineCost]] = defaultdict(list)
+    for line in costs.lines:
+        full = qualified_name(costs.texts.get(line.file, ""), line.line)
+        functions[line.file, full or line.function].append(line)
     blocks = []
-    for (file, function), lines in _by_function(costs).items():
+    for (file, function), lines in functions.items():
         children = [
             _line_block(line, costs, _now(state, costs, line, text_of), step_ms) for line in lines
         ]
         ms = sum(line.total_ms for line in lines)
         blocks.append(
-            _block(_name(file, function), "ms", ms, ms / step_ms, _first_place(children), children)
+            _block(
+                function if function and function != "<module>" else Path(file).name,
+                "ms",
+                ms,
+                ms / step_ms,
+                _first_place(children),
+                children,
+            )
         )
     blocks.sort(key=lambda block: -block["ms"])
     if costs.other_ms > 0:
         share = costs.other_ms / step_ms
         blocks.append(_block(_ELSEWHERE, "ms", costs.other_ms, share, None, []))
     return blocks
-
-
-def _by_function(costs: LineCosts) -> dict[tuple[str, str], list[LineCost]]:
-    functions: dict[tuple[str, str], list[LineCost]] = defaultdict(list)
-    for line in costs.lines:
-        full = qualified_name(costs.texts.get(line.file, ""), line.line)
-        functions[line.file, full or line.function].append(line)
-    return functions
 
 
 def _line_block(line: LineCost, costs: LineCosts, now: int | None, step_ms: float) -> Block:
@@ -493,7 +477,7 @@ def _line_name(line: LineCost, costs: LineCosts, now: int | None) -> str:
 
 
 def _memory_blocks(state: ScriptState, costs: LineCosts, text_of: TextOf) -> list[Block]:
-    """The peak by category; what is kept for backward, by line."""
+    """Return the peak by category; what is kept for backward, by line."""
     measured = state.measured
     if measured is None or not measured.peak_bytes:
         return []
@@ -514,7 +498,7 @@ def _memory_blocks(state: ScriptState, costs: LineCosts, text_of: TextOf) -> lis
 
 
 def _now(state: ScriptState, costs: LineCosts, line: LineCost, text_of: TextOf) -> int | None:
-    """The line's number today (from 1)."""
+    """Return the line's number today (from 1)."""
     file = Path(line.file)
     text = text_of(file)
     followed = followed_lines(state, costs, file, text) if text is not None else None
@@ -526,10 +510,6 @@ def _now(state: ScriptState, costs: LineCosts, line: LineCost, text_of: TextOf) 
 def _first_place(children: list[Block]) -> tuple[str, int] | None:
     places = [(child["line"], child["uri"]) for child in children if child["line"] is not None]
     return None if not places else (min(places)[1], min(places)[0] + 1)
-
-
-def _name(file: str, function: str) -> str:
-    return function if function and function != "<module>" else Path(file).name
 
 
 def _block(

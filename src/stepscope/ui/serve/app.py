@@ -103,7 +103,7 @@ class Guard:
         await (answer or self._app)(scope, receive, _with_headers(send))
 
     def _refusal_or_welcome(self, scope: Scope) -> Response | None:
-        """None lets the request pass."""
+        """Return the answer to who may not ask; None lets the request pass."""
         headers = Headers(scope=scope)
         if why := _foreign(headers, scope["method"]):
             return PlainTextResponse(f"refused: {why}\n", status_code=403)
@@ -149,7 +149,7 @@ def _is_same(given: str, secret: str) -> bool:
 
 
 def _foreign(headers: Headers, method: str) -> str | None:
-    """Why a request does not come from our own pages or from a program of this machine."""
+    """Say why a request does not come from our own pages or a program of this machine."""
     host = headers.get("host", "")
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if name.lower() not in HOSTS:
@@ -187,7 +187,7 @@ _PATIENCE_S = 2  # for answers under way when the server stops
 
 
 def open_port(port: int) -> socket.socket:
-    """A listening socket; 0 is any free port. UsageError if it is in use, with one that is free."""
+    """Open a listening socket; 0 is any free port. UsageError if it is in use, with a free one."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

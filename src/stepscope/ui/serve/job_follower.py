@@ -21,8 +21,8 @@ from stepscope.explain.whole_run.live import MOST_ANEW, explain_live
 from stepscope.records.run import LiveRun, VerdictNow
 from stepscope.trace.files import is_trace_name
 from stepscope.trace.run_folder.follow_run import FollowedRun, RunFollower
-from stepscope.ui.child import end_group
 from stepscope.ui.jobs.environment import own_python
+from stepscope.ui.jobs.process import end_group
 from stepscope.ui.serve.live_view import LiveView, gone_view, last_asked_window, live_view
 from stepscope.ui.serve.metrics import ExplainedJson, brief_verdict
 
@@ -51,14 +51,17 @@ class RunLooks:
         self._ended_at: float | None = None
 
     def look(self, now: float, unix: float) -> LiveView | None:
-        """None without news. `now` is any clock that only goes forward."""
+        """Return the view, or None without news. `now` is any clock that only goes forward."""
         try:
             followed = self._follower.read()
         except StepscopeError as error:
             return gone_view(self.folder, f"the run folder cannot be read any more: {error}")
         self._verdicts.look({rank.folder_name for rank in followed.ranks})
         window = last_asked_window(followed, unix)
-        seen = (*_progress(followed), window, self._verdicts.verdict, self._verdicts.is_busy)
+        progress = [(rank.folder_name, rank.state, rank.steps.seen) for rank in followed.ranks]
+        status = followed.run.status if followed.run else None
+        verdict, busy = self._verdicts.verdict, self._verdicts.is_busy
+        seen = (followed.state, status, progress, window, verdict, busy)
         if seen == self._seen and now - self._shown_at < _STILL_S:
             return None
         self._seen, self._shown_at = seen, now
@@ -68,8 +71,8 @@ class RunLooks:
         return live_view(
             self.run,
             followed,
-            self._verdicts.verdict,
-            explaining=self._verdicts.is_busy,
+            verdict,
+            explaining=busy,
             reload=self.run.has_ended and self._is_concluded(followed, now),
             window=window,
         )
@@ -79,20 +82,12 @@ class RunLooks:
         return self._verdicts.verdict
 
     def _is_concluded(self, followed: FollowedRun, now: float) -> bool:
-        """Whether `stepscope run` has also written its report, or will not."""
+        """Return whether `stepscope run` has also written its report, or will not."""
         self._ended_at = now if self._ended_at is None else self._ended_at
         return followed.state != "running" or now - self._ended_at > _CONCLUDING_S
 
     def close(self) -> None:
         self._verdicts.close()
-
-
-def _progress(followed: FollowedRun) -> tuple[object, ...]:
-    return (
-        followed.state,
-        followed.run.status if followed.run else None,
-        *((rank.folder_name, rank.state, rank.steps.seen) for rank in followed.ranks),
-    )
 
 
 class JobFollower:
@@ -228,7 +223,9 @@ class VerdictChild:
 
 
 def _read_answer(text: bytes, code: int) -> VerdictNow | None:
-    """None where nothing can be said yet, such as a trace that went away while it was read."""
+    """Return None where nothing can be said yet, such as a trace that went away while it was
+    read.
+    """
     if code:
         return None
     try:
@@ -237,24 +234,17 @@ def _read_answer(text: bytes, code: int) -> VerdictNow | None:
         return VerdictNow(verdict="explaining gave no answer that can be read", failed=True)
 
 
-def _trace_stamps(folder: Path, ranks: Iterable[str]) -> tuple[tuple[str, str, int], ...]:
-    """The traces of the first ranks; empty until each of them has one."""
+def _trace_stamps(folder: Path, ranks: Iterable[str]) -> list[tuple[str, str, int]]:
+    """Return the traces of the first ranks; none until each of them has one."""
     stamps: list[tuple[str, str, int]] = []
     for name in sorted(ranks)[:_MOST_LOOKED_AT]:
-        own = [(name, *stamp) for stamp in _own_traces(folder / name)]
-        if not own:
-            return ()
-        stamps += own
-    return tuple(stamps)
-
-
-def _own_traces(rank: Path) -> list[tuple[str, int]]:
-    try:
-        with os.scandir(rank) as entries:
-            return sorted(
-                (entry.name, entry.stat().st_mtime_ns)
+        before = len(stamps)
+        with contextlib.suppress(OSError), os.scandir(folder / name) as entries:
+            stamps += sorted(
+                (name, entry.name, entry.stat().st_mtime_ns)
                 for entry in entries
                 if is_trace_name(entry.name) and entry.name.startswith("trace")
             )
-    except OSError:
-        return []
+        if len(stamps) == before:
+            return []
+    return stamps

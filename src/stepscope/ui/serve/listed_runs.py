@@ -4,17 +4,19 @@ each in a row of the list.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import os
 import re
 import shlex
+import sqlite3
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -79,7 +81,9 @@ class RunsDirectory:
             self._known |= dict(folders)
 
     def folder_of(self, run_id: str) -> Path | None:
-        """None for an unknown id, and for a folder that has gone or now leads out of the tree."""
+        """Return None for an unknown id, and for a folder that has gone or now leads out of the
+        tree.
+        """
         try:
             path = self._known_path(run_id)
             if path is None:
@@ -110,7 +114,8 @@ class RunsDirectory:
                 yield ServedFolder(id=run_id(path), path=path, kind=kind, stamp=_stamp(path, names))
             if kind == "run":
                 continue
-            tunes = kind == "tune" or _is_tuning(names)
+            # A tune that goes on, or was killed: its trials are runs that it may remove again.
+            tunes = kind == "tune" or (JOURNAL in names and TRIALS in names)
             inner = list(self._inner(path, names, only=BASELINE if tunes else None))
             if depth < _DEEPEST:
                 waiting += [
@@ -119,7 +124,9 @@ class RunsDirectory:
                     if folder.problem is None
                 ]
             yield from (folder for folder in inner if folder.problem is not None)
-            if kind == "none" and depth == 1 and not inner and _may_become_run(path, names):
+            # An empty folder, or one that is called like a run: others are none of ours.
+            may_become_run = not names or _RUN_NAME.match(path.name) is not None
+            if kind == "none" and depth == 1 and not inner and may_become_run:
                 yield _broken(path, "holds neither run.json nor ranks, or not yet")
 
     def _inner(
@@ -152,7 +159,7 @@ def run_id(path: Path) -> str:
 
 
 def _entries(folder: Path) -> dict[str, os.DirEntry[str]] | str:
-    """What is in a folder by name, or why that cannot be seen."""
+    """List what is in a folder by name, or say why that cannot be seen."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry for entry in entries}
@@ -169,16 +176,6 @@ def _kind(names: dict[str, os.DirEntry[str]] | str) -> Kind:
         return "tune"
     is_run = RUN in names or any(name.startswith(_RANK) for name in names)
     return "run" if is_run else "none"
-
-
-def _is_tuning(names: dict[str, os.DirEntry[str]] | str) -> bool:
-    """A tune that goes on, or was killed: its trials are runs that it may remove again."""
-    return JOURNAL in names and TRIALS in names
-
-
-def _may_become_run(path: Path, names: dict[str, os.DirEntry[str]] | str) -> bool:
-    """An empty folder, or one that is called like a run: others are none of ours."""
-    return not names or _RUN_NAME.match(path.name) is not None
 
 
 def _broken(path: Path, problem: str) -> ServedFolder:
@@ -247,9 +244,9 @@ RUNNING, FINISHED, FAILED, OPEN, BROKEN = "running", "finished", "failed", "not 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the list says about a folder. None is not known."""
 
-    state: str
+    state: str | None
     script: str | None = None  # its path, as far as it is known
-    command: str = ""
+    command: str | None = ""
     started_unix: float | None = None
     device: str | None = None
     world_size: int | None = None
@@ -272,7 +269,7 @@ class _RunJson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(folder: Path, kind: str) -> RunSummary:
-    """From small files alone; what is wrong with the folder is in the summary."""
+    """Summarise a folder from small files alone, also what is wrong with it."""
     try:
         return _summarise_tune(folder) if kind == "tune" else _summarise_run(folder)
     except StepscopeError as error:
@@ -338,7 +335,7 @@ def _run_state(folder: Path, run: _RunJson) -> tuple[str, str | None]:
 
 
 def _measured(folder: Path) -> tuple[ComparedRun | None, str | None]:
-    """The steps as `compare` reads them, or why there are none."""
+    """Return the steps as `compare` reads them, or why there are none."""
     from stepscope.verify.runs import find_runs
 
     try:
@@ -372,7 +369,9 @@ def device_words(device: object) -> str:
 
 
 def _kept_verdict(folder: Path) -> str | None:
-    """The title of the report that `stepscope run` left: text only, the page is never served."""
+    """Return the title of the report that `stepscope run` left: text only, the page is never
+    served.
+    """
     try:
         start = read_start(folder / REPORT, _TITLE_BYTES).decode("utf-8", "replace")
     except UnreadableInputError:
@@ -382,14 +381,15 @@ def _kept_verdict(folder: Path) -> str | None:
 
 
 def script_path(command: Sequence[str], folder: str | None) -> str | None:
-    """The script of a command as one path, so that runs from different folders are told apart."""
+    """Return the script of a command as one path, so that runs from different folders are told
+    apart.
+    """
     script = next((word for word in command if word.endswith(".py")), None)
     if script is None and "-m" in command[:-1]:
         script = command[command.index("-m") + 1]
     if script is None:
         return None
-    whole = str(Path(folder) / script) if folder and script.endswith(".py") else script
-    return short_text(whole)
+    return short_text(str(Path(folder) / script) if folder and script.endswith(".py") else script)
 
 
 def _written(folder: Path) -> float | None:
@@ -416,3 +416,238 @@ def path_of(text: str) -> Path:
 
 def text_of(path: Path) -> str:
     return os.fsencode(path).hex()
+
+
+# What is known about each run folder, in SQLite: the folders are the truth, and a damaged index, or
+# one of another version, is removed and filled again.
+
+_T = TypeVar("_T")
+VERSION = 3
+_BUSY_S = 10.0
+# Columns of the list that it can be sorted by.
+ORDERS = ("name", "state", "started_unix", "step_ms", "mfu", "peak_bytes", "device", "script")
+_SUMMARY = tuple(RunSummary.__struct_fields__)
+
+
+class IndexedRun(RunSummary, frozen=True, kw_only=True):
+    """One row. `summarised` and `explained` are the stamps that the values belong to."""
+
+    id: str
+    path: Path
+    name: str
+    kind: str
+    stamp: str
+    summarised: str | None
+    explained: str | None
+
+
+_NAMES = IndexedRun.__struct_fields__
+_COLUMNS = ", ".join(_NAMES)
+_TABLE = f"create table if not exists runs ({_COLUMNS}, primary key (id))"
+
+
+class RunIndex:
+    """Safe to use from several threads; several processes may share the file."""
+
+    def __init__(self, folder: Path, *, rebuild: bool = False) -> None:
+        self._file = folder / f"index-{VERSION}.sqlite"  # each version of stepscope has its own
+        self._lock = threading.RLock()
+        self._closed = False
+        self.generation = 0  # grows with every change that this process made
+        if rebuild:
+            self._remove()
+        try:
+            self._base = self._opened()
+        except (sqlite3.Error, OSError) as error:
+            raise UnreadableInputError(
+                f"the index {self._file} cannot be used: {error}",
+                "STEPSCOPE_CACHE_DIR names another folder for it",
+            ) from None
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._base.close()
+
+    def replace_folders(self, folders: Iterable[ServedFolder], root: Path) -> None:
+        """Make the list that of the last scan: new folders come, missing ones go."""
+        found = [
+            (
+                folder.id,
+                os.fsencode(folder.path),
+                _name(folder.path, root),
+                folder.kind,
+                folder.stamp,
+                folder.problem,
+            )
+            for folder in folders
+        ]
+        self._use(lambda base: self._replace(base, found))
+
+    def _replace(self, base: sqlite3.Connection, found: list[tuple[Any, ...]]) -> None:
+        known = dict(base.execute("select id, stamp from runs"))
+        changed = [row for row in found if known.get(row[0]) != row[4]]
+        gone = known.keys() - {row[0] for row in found}
+        if not changed and not gone:
+            return
+        with base:
+            base.executemany("delete from runs where id = ?", [(one,) for one in gone])
+            base.executemany(
+                "insert into runs (id, path, name, kind, stamp, problem) values (?, ?, ?, ?, ?, ?) "
+                "on conflict (id) do update set path = excluded.path, name = excluded.name, "
+                "kind = excluded.kind, stamp = excluded.stamp, problem = excluded.problem",
+                changed,
+            )
+            base.execute("update runs set state = 'broken' where kind = 'none'")
+        self.generation += 1
+
+    def keep_summary(self, run_id: str, stamp: str, summary: RunSummary) -> None:
+        """Keep what small files say. A verdict and MFU from the traces stay until they come
+        anew.
+        """
+        values = {name: getattr(summary, name) for name in _SUMMARY if name != "mfu"}
+        if summary.verdict is None:
+            del values["verdict"]
+        self._keep(run_id, values | {"summarised": stamp})
+
+    def keep_explanation(self, run_id: str, stamp: str, summary: RunSummary) -> None:
+        """Keep what traces say, where the small files did not say it already."""
+        run = self.find(run_id)
+        if run is None:
+            return
+        values: dict[str, Any] = {"verdict": summary.verdict, "mfu": summary.mfu}
+        for name in ("step_ms", "device", "peak_bytes"):
+            if getattr(run, name) is None:
+                values[name] = getattr(summary, name)
+        self._keep(run_id, values | {"explained": stamp})
+
+    def keep_failure(self, run_id: str, stamp: str, why: str) -> None:
+        """Explaining failed: say so, and do not try again until the folder changes."""
+        run = self.find(run_id)
+        if run is None:
+            return
+        values = {"explained": stamp, "problem": run.problem or why}
+        if run.state == FINISHED and run.steps is None and not run.command:
+            values["state"] = BROKEN  # no command ended here: there were only traces to go by
+        self._keep(run_id, values)
+
+    def _keep(self, run_id: str, values: dict[str, Any]) -> None:
+        assignments = ", ".join(f"{name} = ?" for name in values)
+
+        def update(base: sqlite3.Connection) -> None:
+            with base:
+                base.execute(
+                    f"update runs set {assignments} where id = ?", (*values.values(), run_id)
+                )
+            self.generation += 1  # here, under the lock
+
+        self._use(update)
+
+    def find(self, run_id: str) -> IndexedRun | None:
+        rows = self._select("where id = ?", (run_id,))
+        return rows[0] if rows else None
+
+    def runs(self, *, order: str = "started_unix", descending: bool = True) -> list[IndexedRun]:
+        """All of them; what is not known comes last."""
+        column = order if order in ORDERS else "started_unix"
+        direction = "desc" if descending else "asc"
+        return self._select(f"order by {column} is null, {column} {direction}, name, id")
+
+    def unsummarised(self) -> list[IndexedRun]:
+        """Folders that have changed, and runs that may have ended without a word; newest first."""
+        return self._select(
+            "where kind != 'none' and (summarised is not stamp or state = ?) order by name desc",
+            (RUNNING,),
+        )
+
+    def next_unexplained(self) -> IndexedRun | None:
+        """Return the newest run that has ended and whose traces were not read since."""
+        rows = self._select(
+            "where kind = 'run' and summarised is stamp and explained is not stamp "
+            "and state != ? order by started_unix desc limit 1",
+            (RUNNING,),
+        )
+        return rows[0] if rows else None
+
+    def _select(self, rest: str, values: Iterable[Any] = ()) -> list[IndexedRun]:
+        given = tuple(values)
+        rows = self._use(
+            lambda base: base.execute(f"select {_COLUMNS} from runs {rest}", given).fetchall()
+        )
+        return [_row(row) for row in rows]
+
+    def _use(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """A damaged file is made anew, and the work is done on the empty one."""
+        with self._lock:
+            try:
+                if self._closed:
+                    raise UnreadableInputError("serve is stopping")
+                try:
+                    return work(self._base)
+                except sqlite3.DatabaseError as error:
+                    if not _is_damage(error):
+                        raise
+                    return work(self._reopened())
+            except (sqlite3.Error, OSError) as error:  # a full disk, another process that holds it
+                raise UnreadableInputError(
+                    f"the index {self._file} cannot be used: {error}"
+                ) from None
+
+    def _reopened(self) -> sqlite3.Connection:
+        with contextlib.suppress(sqlite3.Error):
+            self._base.close()
+        self._remove()
+        self._base = self._opened()
+        self.generation += 1
+        return self._base
+
+    def _opened(self) -> sqlite3.Connection:
+        try:
+            return self._connected()
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            self._remove()
+            return self._connected()
+
+    def _connected(self) -> sqlite3.Connection:
+        base = sqlite3.connect(self._file, timeout=_BUSY_S, check_same_thread=False)
+        try:
+            (version,) = base.execute("pragma user_version").fetchone()
+            if version not in (0, VERSION):
+                raise sqlite3.DatabaseError(f"version {version}")
+            base.execute("pragma journal_mode = wal")
+            base.execute("pragma synchronous = normal")
+            base.execute(_TABLE)
+            base.execute(f"pragma user_version = {VERSION}")
+            base.execute(f"select {_COLUMNS} from runs limit 1").fetchall()
+        except BaseException:
+            base.close()
+            raise
+        return base
+
+    def _remove(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self._file}{suffix}").unlink(missing_ok=True)
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Tell damage from a full disk or a lock: those pass, and the index stays."""
+    if isinstance(error, sqlite3.OperationalError):
+        return "no such" in str(error)
+    return type(error) is sqlite3.DatabaseError
+
+
+def _row(row: tuple[Any, ...]) -> IndexedRun:
+    values = dict(zip(_NAMES, row, strict=True))
+    values["path"] = Path(os.fsdecode(values["path"]))
+    return IndexedRun(**values)
+
+
+def _name(path: Path, root: Path) -> str:
+    """Below the served folder, without characters that a screen cannot show."""
+    try:
+        below = path.relative_to(root)
+    except ValueError:
+        below = path
+    return one_line(str(below)) if below != Path() else one_line(path.name)

@@ -58,24 +58,32 @@ class LiveAnswers:
     async def events(self, request: Request) -> Response:
         run_id = request.path_params["run_id"]
         folder = self._runs.folder_of(run_id)
-        if folder is None:
-            return _stream(_only(encode(gone_view(Path("unknown run"), _GONE))))
-        if why := self._channels.why_not(run_id):
+        if folder is not None and (why := self._channels.why_not(run_id)):
             return PlainTextResponse(f"{why}\n", status_code=503)
 
         async def stream() -> AsyncIterator[bytes]:
+            """Write what the browser's EventSource reads."""
+            if folder is None:  # a page cannot see why a stream was refused; it can show an update
+                yield _message(encode(gone_view(Path("unknown run"), _GONE)))
+                return
             async with self._channels.follow(run_id, folder) as channel:
-                async for message in _messages(channel):
-                    yield message
+                yield b"retry: %d\n\n" % RETRY_MS
+                async for update in channel.updates():
+                    yield _message(update) if update is not None else b": still there\n\n"
 
-        return _stream(stream())
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
     async def capture(self, request: Request) -> Response:
         folder = self._runs.folder_of(request.path_params["run_id"])
         if folder is None:
             return _refused(request, _GONE, 404)
+
+        def ask() -> str:
+            return ask_for_window(RunFollower(folder).read(), time.time())
+
         try:
-            asked = await run_in_threadpool(_ask, folder)
+            asked = await run_in_threadpool(ask)
         except StepscopeError as error:
             return _refused(request, str(error), 409 if isinstance(error, UsageError) else 404)
         return JSONResponse({"id": asked}, status_code=202)
@@ -91,27 +99,6 @@ class LiveAnswers:
 
 def _refused(request: Request, why: str, status: int) -> JSONResponse:
     return JSONResponse({"error": why}, status_code=shown_status(request, status))
-
-
-def _stream(messages: AsyncIterator[bytes]) -> StreamingResponse:
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(messages, media_type="text/event-stream", headers=headers)
-
-
-async def _only(update: bytes) -> AsyncIterator[bytes]:
-    """A page cannot see why a stream was refused; it can show an update."""
-    yield _message(update)
-
-
-def _ask(folder: Path) -> str:
-    return ask_for_window(RunFollower(folder).read(), time.time())
-
-
-async def _messages(channel: LiveChannel) -> AsyncIterator[bytes]:
-    """As the browser's EventSource reads them."""
-    yield b"retry: %d\n\n" % RETRY_MS
-    async for update in channel.updates():
-        yield _message(update) if update is not None else b": still there\n\n"
 
 
 def _message(update: bytes) -> bytes:
@@ -144,7 +131,9 @@ class LiveChannel:
         self._news = asyncio.Event()
 
     async def updates(self, still_there_s: float = STILL_THERE_S) -> AsyncIterator[bytes | None]:
-        """The latest update whenever it is another one; None when nothing came for a while."""
+        """Yield the latest update whenever it is another one; None when nothing came for a
+        while.
+        """
         seen = 0
         while True:
             if self.version == seen:
@@ -170,12 +159,12 @@ class LiveChannels:
         return len(self._open)
 
     def looks_of(self, run_id: str) -> RunLooks | None:
-        """The looks of a run that somebody follows."""
+        """Return the looks of a run that somebody follows."""
         followed = self._open.get(run_id)
         return followed[1].looks if followed is not None and not followed[0].is_over else None
 
     def why_not(self, run_id: str) -> str | None:
-        """Why one more browser cannot follow this run."""
+        """Return why one more browser cannot follow this run."""
         if sum(channel.browsers for channel, _ in self._open.values()) >= MOST_BROWSERS:
             return f"{MOST_BROWSERS} browsers follow runs already"
         if run_id not in self._open and len(self._open) >= MOST_CHANNELS:
@@ -286,15 +275,11 @@ class RunningMetrics:
 def _is_running(folder: Path) -> bool:
     run = read_record(folder / RUN, RunSoFar, Oddities(RUN))
     if run is None:
-        return _wrote_lately(folder)
+        try:
+            changed = (folder / "rank-00000" / "steps.jsonl").stat().st_mtime
+        except OSError:
+            return False
+        return time.time() - changed < _SILENT_S
     if run.status != "running":
         return False
     return run.process is None or process_state(run.process) in ("running", "unknown")
-
-
-def _wrote_lately(folder: Path) -> bool:
-    try:
-        changed = (folder / "rank-00000" / "steps.jsonl").stat().st_mtime
-    except OSError:
-        return False
-    return time.time() - changed < _SILENT_S

@@ -170,10 +170,17 @@ def live_view(
     reload: bool = False,
     window: AskedWindow | None = None,
 ) -> LiveView:
+    if verdict is not None:  # it is made from the first finding
+        others = tuple(one for one in verdict.findings if one.summary not in verdict.verdict)
+        verdict = replace(verdict, findings=others)
     slowest = next((rank for rank in run.by_mean if rank.last_step is not None), None)
     recent = {(one.rank, one.attempt): one.steps.recent for one in followed.ranks}
     late = find_late_ranks(run.ranks)
-    lines = tuple(_line(rank, _of(rank, recent)) for rank in _drawn(run))
+    # The slowest, in the order of ranks: each keeps its colour while they take turns.
+    slow = sorted(run.by_mean[:_MOST_LINES], key=lambda rank: (rank.run.rank, rank.run.attempt))
+    lines = tuple(_line(rank, _of(rank, recent)) for rank in slow)
+    present = {mark for line in lines for mark in line.marks}
+    late_ranks, drawn = {one.rank for one in late}, [line.rank for line in lines]
     memory = _memory(_of(slowest, recent)) if slowest else []
     return LiveView(
         title=one_line(Path(run.folder).absolute().name),
@@ -188,12 +195,15 @@ def live_view(
         stalls=_stalls(slowest) if slowest else (),
         changes=tuple(latest_changes(slowest)) if slowest else (),
         lines=lines,
-        mark_words=_mark_words(lines),
+        mark_words={mark: words for mark, words in _MARKS.items() if mark in present},
         lines_top=_top_ms([ms for line in lines for ms in line.ms]),
         stretches=_stretches(slowest) if slowest else None,
         memory=memory,
         memory_top=ChartTop(value=max(memory), words=size(max(memory))) if memory else None,
-        rows=_rows(run, recent, {one.rank for one in late}, [line.rank for line in lines]),
+        rows=tuple(
+            _row(rank, _of(rank, recent), late_ranks, drawn)
+            for rank in _by_rounded_mean(run)[:MOST_ROWS]
+        ),
         more_ranks=max(0, len(run.ranks) - MOST_ROWS),
         ranks=spread_words(run),
         late=tuple(
@@ -202,16 +212,10 @@ def live_view(
             for one in late[:_MOST_LATE]
         ),
         notes=(*map(one_line, run.notes), *attempt_words(run.earlier)),
-        verdict=_without_repetition(verdict) if verdict is not None else None,
+        verdict=verdict,
         explaining=explaining,
         window=window,
     )
-
-
-def _without_repetition(verdict: VerdictNow) -> VerdictNow:
-    """The verdict is made from the first finding."""
-    others = tuple(one for one in verdict.findings if one.summary not in verdict.verdict)
-    return replace(verdict, findings=others)
 
 
 _Recent = dict[tuple[int, int], "StepColumns"]
@@ -223,6 +227,12 @@ def _of(rank: LiveRank, recent: _Recent) -> StepColumns:
 
 def _facts(run: LiveRun, rank: LiveRank, verdict: VerdictNow | None) -> tuple[LiveFact, ...]:
     times, rate = rank.run.times, rank.recent_steps_per_s
+    samples = samples_per_s(run, verdict)
+    rate_words = f"{or_dash(rate, significant)} steps/s"
+    memory = [one.memory_bytes for one in run.ranks if one.memory_bytes is not None]
+    peak = verdict.peak_bytes if verdict is not None else None
+    peak_words = [] if peak is None else [f"tensors {size(peak)} at most in the window"]
+    average = f"{or_dash(rank.steps_per_s, significant)} steps/s on average"
     facts = [
         LiveFact(
             label="step now",
@@ -231,16 +241,15 @@ def _facts(run: LiveRun, rank: LiveRank, verdict: VerdictNow | None) -> tuple[Li
             if times
             else "no steady step yet",
         ),
-        _throughput(run, verdict, rate),
+        LiveFact(
+            label="throughput",
+            value=rate_words if samples is None else f"{significant(samples)} samples/s",
+            detail="" if samples is None else rate_words,
+        ),
         LiveFact(
             label="done",
             value=done_words(run),
-            detail=" · ".join(
-                [
-                    f"{or_dash(rank.steps_per_s, significant)} steps/s on average",
-                    *window_items(rank),
-                ]
-            ),
+            detail=" · ".join((average, *window_items(rank))),
         ),
         LiveFact(
             label="goodput" if run.has_ended else "goodput so far",
@@ -249,32 +258,13 @@ def _facts(run: LiveRun, rank: LiveRank, verdict: VerdictNow | None) -> tuple[Li
         ),
         LiveFact(
             label="memory" if rank.on_device else "process memory",
-            value=or_dash(_most_memory(run), size),
-            detail=_memory_detail(rank, verdict),
+            value=or_dash(max(memory, default=None), size),
+            detail=" · ".join((*peak_words, *memory_items(rank)[1:])) or "when the last step ended",
         ),
     ]
     if verdict is not None and verdict.mfu is not None:
         facts.append(LiveFact(label="MFU", value=percent(verdict.mfu), detail="last window"))
     return tuple(facts)
-
-
-def _throughput(run: LiveRun, verdict: VerdictNow | None, rate: float | None) -> LiveFact:
-    samples = samples_per_s(run, verdict)
-    steps = f"{or_dash(rate, significant)} steps/s"
-    if samples is None:
-        return LiveFact(label="throughput", value=steps)
-    return LiveFact(label="throughput", value=f"{significant(samples)} samples/s", detail=steps)
-
-
-def _most_memory(run: LiveRun) -> int | None:
-    known = [rank.memory_bytes for rank in run.ranks if rank.memory_bytes is not None]
-    return max(known, default=None)
-
-
-def _memory_detail(rank: LiveRank, verdict: VerdictNow | None) -> str:
-    peak = verdict.peak_bytes if verdict is not None else None
-    parts = [f"tensors {size(peak)} at most in the window"] if peak is not None else []
-    return " · ".join((*parts, *memory_items(rank)[1:])) or "when the last step ended"
 
 
 def _phases(rank: LiveRank) -> tuple[LivePart, ...]:
@@ -321,7 +311,7 @@ def _line(rank: LiveRank, recent: StepColumns) -> LiveLine:
 
 
 def _causes(series: StepSeries | None, numbers: NDArray[np.int64]) -> list[str]:
-    """What made these steps stall, as far as they were explained."""
+    """Return what made these steps stall, as far as they were explained."""
     if series is None or not len(series.number):
         return [""] * len(numbers)
     places = np.searchsorted(series.number, numbers).clip(max=len(series.number) - 1)
@@ -329,13 +319,10 @@ def _causes(series: StepSeries | None, numbers: NDArray[np.int64]) -> list[str]:
     return [STALL_CAUSES[cause] if cause >= 0 else "" for cause in causes]
 
 
-def _mark_words(lines: Sequence[LiveLine]) -> dict[str, str]:
-    present = {mark for line in lines for mark in line.marks}
-    return {mark: words for mark, words in _MARKS.items() if mark in present}
-
-
 def _top_ms(values: Sequence[float] | NDArray[np.float64]) -> ChartTop | None:
-    """The longest step, or six usual ones: a chart of one long step would show nothing else."""
+    """Return the longest step, or six usual ones: a chart of one long step would show nothing
+    else.
+    """
     if not len(values):
         return None
     top = max(1e-6, min(float(np.max(values)), _HIGHEST_TOP * float(np.median(values))))
@@ -343,20 +330,19 @@ def _top_ms(values: Sequence[float] | NDArray[np.float64]) -> ChartTop | None:
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float]:
-    """A chart shows no more than four digits."""
-    rounded: list[float] = _to_digits(values, 4).tolist()
-    return rounded
+    """Round to four digits: a chart shows no more."""
+    return list(map(float, _to_digits(values, 4)))
 
 
 def _to_digits(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """So many significant digits."""
+    """Round to so many significant digits."""
     scale = 10.0 ** (count - 1 - np.floor(np.log10(np.maximum(values, 1e-9))))
     rounded: NDArray[np.float64] = np.rint(values * scale) / scale
     return rounded
 
 
 def _stretches(rank: LiveRank) -> LiveStretches | None:
-    """The mean step of equal stretches, without warm-up and our own windows."""
+    """Return the mean step of equal stretches, without warm-up and our own windows."""
     series = rank.run.series
     if series is None:
         return None
@@ -402,26 +388,14 @@ def _memory(recent: StepColumns) -> list[int]:
 # Ranks.
 
 
-def _drawn(run: LiveRun) -> list[LiveRank]:
-    """The slowest, in the order of ranks: each keeps its colour while they take turns."""
-    return sorted(run.by_mean[:_MOST_LINES], key=lambda rank: (rank.run.rank, rank.run.attempt))
-
-
 def _by_rounded_mean(run: LiveRun) -> list[LiveRank]:
-    """The slowest first; ranks that take about the same time keep their places."""
+    """Sort the slowest first; ranks that take about the same time keep their places."""
 
     def place(rank: LiveRank) -> tuple[float, int]:
         times = rank.run.times
         return -float(_to_digits(np.array(times.mean_ms), 2)) if times else 0.0, rank.run.rank
 
     return sorted(run.ranks, key=place)
-
-
-def _rows(
-    run: LiveRun, recent: _Recent, late: set[int], lines: Sequence[str]
-) -> tuple[LiveRow, ...]:
-    ranks = _by_rounded_mean(run)[:MOST_ROWS]
-    return tuple(_row(rank, _of(rank, recent), late, lines) for rank in ranks)
 
 
 def _row(rank: LiveRank, recent: StepColumns, late: set[int], lines: Sequence[str]) -> LiveRow:
@@ -501,7 +475,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 def ask_for_window(followed: FollowedRun, now: float) -> str:
-    """The request's id. UsageError where no window can come, or one is coming already."""
+    """Return the request's id. UsageError where no window can come, or one is coming already."""
     if not _training(followed):
         has_ranks = "has ended" if followed.ranks else "has not ended a step yet"
         raise UsageError(f"no window: the job {has_ranks}")
@@ -518,7 +492,7 @@ def ask_for_window(followed: FollowedRun, now: float) -> str:
 
 
 def last_asked_window(followed: FollowedRun, now: float) -> AskedWindow | None:
-    """None if nobody asked for a window."""
+    """Return None if nobody asked for a window."""
     request = read_record(followed.folder / REQUEST_FILE, _Request, Oddities(REQUEST_FILE))
     if request is None or not REQUEST_ID.fullmatch(request.id):
         return None
@@ -526,14 +500,10 @@ def last_asked_window(followed: FollowedRun, now: float) -> AskedWindow | None:
     plan = read_record(followed.folder / name, _Plan, Oddities(name))
     has_ended = not _training(followed)
     waited_s = now - request.asked_unix
-    if plan is None:
-        return _unplanned(waited_s, has_ended=has_ended)
-    if plan.refused:
+    if plan is not None and not plan.refused:
+        return _planned(plan, followed, waited_s, has_ended=has_ended)
+    if plan is not None:
         return AskedWindow(state="refused", words=f"refused: {plan.refused}")
-    return _planned(plan, followed, waited_s, has_ended=has_ended)
-
-
-def _unplanned(waited_s: float, *, has_ended: bool) -> AskedWindow:
     if has_ended:
         return AskedWindow(state="missed", words="the job ended before the window")
     if waited_s > _PATIENCE_S:
@@ -545,14 +515,17 @@ def _unplanned(waited_s: float, *, has_ended: bool) -> AskedWindow:
 def _planned(
     plan: _Plan, followed: FollowedRun, waited_s: float, *, has_ended: bool
 ) -> AskedWindow:
-    ranks = len({rank.rank for rank in followed.ranks})
-    traces = _count_traces(plan, followed.folder, followed.ranks)
+    ranks, name = len({rank.rank for rank in followed.ranks}), step_trace(plan.first_active)
+    folders = {rank.folder_name: rank.rank for rank in followed.ranks}  # of whichever attempt
+    with_trace = [folder for folder in folders if (followed.folder / folder / name).is_file()]
+    traces = len({folders[folder] for folder in with_trace})
     if traces:
         of = counted(ranks, "rank") if traces >= ranks else f"{traces:,} of {ranks:,} ranks"
         return AskedWindow(state="recorded", words=f"{plan.steps} recorded on {of}")
     if has_ended:
         return AskedWindow(state="missed", words=f"the job ended before {plan.steps} were saved")
-    now = min((_last_step(rank) for rank in _training(followed)), default=-1) + 1
+    numbers = [rank.steps.recent.number for rank in _training(followed)]
+    now = min((int(one[-1]) if len(one) else -1 for one in numbers), default=-1) + 1
     if now < plan.first:
         return AskedWindow(state="planned", words=f"{plan.steps} will be recorded")
     if now <= plan.last:
@@ -566,14 +539,3 @@ def _planned(
 def _training(followed: FollowedRun) -> list[FollowedRank]:
     """Those of a host that cannot be seen from here may train."""
     return [rank for rank in followed.ranks if rank.state in ("running", "unknown")]
-
-
-def _count_traces(plan: _Plan, folder: Path, ranks: Sequence[FollowedRank]) -> int:
-    """Ranks that have the trace, in whichever attempt."""
-    name = step_trace(plan.first_active)
-    return len({rank.rank for rank in ranks if (folder / rank.folder_name / name).is_file()})
-
-
-def _last_step(rank: FollowedRank) -> int:
-    numbers = rank.steps.recent.number
-    return int(numbers[-1]) if len(numbers) else -1

@@ -16,7 +16,6 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.explain.whole_run.live import explain_live
 from stepscope.measure.folder import why_refused
 from stepscope.records.explanation import Explanation, RankExplanation
-from stepscope.records.memory import LargestBatch
 from stepscope.records.run import FindingNow, LiveRank, LiveRun, VerdictNow
 from stepscope.trace.run_folder.follow_run import RunFollower
 from stepscope.ui.serve.listed_runs import run_id
@@ -72,7 +71,7 @@ class _Sample(NamedTuple):
 
 
 def metrics_text(runs: Sequence[RunMetrics], *, left_out: int = 0) -> str:
-    """One block per metric that has a value."""
+    """Write one block per metric that has a value."""
     samples = [sample for run in runs for sample in _samples(run)]
     samples.append(_Sample("stepscope_runs_left_out", {}, left_out))
     lines: list[str] = []
@@ -90,9 +89,17 @@ def _samples(measured: RunMetrics) -> Iterator[_Sample]:
     yield _Sample("stepscope_run_seconds", labels, run.seconds)
     for rank in run.by_mean[:MOST_RANKS]:
         yield from _rank_samples(rank, {**labels, "rank": rank_name(rank.run)})
-    yield _Sample("stepscope_samples_per_second", labels, samples_per_s(run, measured.verdict))
-    if measured.verdict is not None and not measured.verdict.failed:
-        yield from _verdict_samples(measured.verdict, labels)
+    verdict = measured.verdict
+    yield _Sample("stepscope_samples_per_second", labels, samples_per_s(run, verdict))
+    if verdict is None or verdict.failed:
+        return
+    yield _Sample("stepscope_mfu_ratio", labels, verdict.mfu)
+    yield _Sample("stepscope_peak_memory_bytes", labels, verdict.peak_bytes)
+    for finding in verdict.findings:
+        own = {**labels, "finding": finding.id, "severity": finding.severity}
+        yield _Sample("stepscope_finding", own, 1)
+    first = verdict.findings[0].id if verdict.findings else "none"
+    yield _Sample("stepscope_verdict", {**labels, "finding": first}, 1)
 
 
 def _rank_samples(rank: LiveRank, labels: Mapping[str, str]) -> Iterator[_Sample]:
@@ -117,26 +124,14 @@ def _rank_samples(rank: LiveRank, labels: Mapping[str, str]) -> Iterator[_Sample
         yield _Sample("stepscope_stall_seconds", {**labels, "cause": stall.cause}, seconds)
 
 
-def _verdict_samples(verdict: VerdictNow, labels: Mapping[str, str]) -> Iterator[_Sample]:
-    yield _Sample("stepscope_mfu_ratio", labels, verdict.mfu)
-    yield _Sample("stepscope_peak_memory_bytes", labels, verdict.peak_bytes)
-    for finding in verdict.findings:
-        own = {**labels, "finding": finding.id, "severity": finding.severity}
-        yield _Sample("stepscope_finding", own, 1)
-    first = verdict.findings[0].id if verdict.findings else "none"
-    yield _Sample("stepscope_verdict", {**labels, "finding": first}, 1)
-
-
 def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    """Names of folders may hold anything, also bytes that are no text."""
-    text = value.encode("utf-8", "replace").decode()
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    """Write labels; names of folders may hold anything, also bytes that are no text."""
+    pairs = []
+    for name, value in labels.items():
+        text = value.encode("utf-8", "replace").decode().replace("\\", "\\\\")
+        text = text.replace("\n", "\\n").replace('"', '\\"')
+        pairs.append(f'{name}="{text}"')
+    return "{" + ",".join(pairs) + "}" if pairs else ""
 
 
 # `run --metrics-file`: the running job's metrics in a file that a node exporter reads.
@@ -182,7 +177,7 @@ class MetricsFile:
         return self._news.news() if self._news is not None and not self._news.done else None
 
     def write(self, explanation: Explanation | None = None) -> str | None:
-        """Why the file could not be written, said once."""
+        """Return why the file could not be written, said once."""
         from stepscope.ui.html.render import write_atomically  # it takes a while to import
 
         try:
@@ -232,10 +227,13 @@ class ExplainedJson(msgspec.Struct, frozen=True):
 
 
 def brief_verdict(explained: Explanation | ExplainedJson) -> VerdictNow:
-    """The least MFU, the largest peak and the first findings of all ranks."""
+    """Return the least MFU, the largest peak and the first findings of all ranks."""
     memories = [rank.memory for rank in explained.ranks if rank.memory]
     batches = [memory.largest_batch for memory in memories if memory.largest_batch]
     peaks = [memory.peak_bytes for memory in memories if memory.peak_bytes is not None]
+    samples = [
+        (one.batch or 0) * (one.batches_per_step or 0) for one in batches
+    ]  # of a rank's step
     return VerdictNow(
         verdict=_short(explained.verdict),
         findings=tuple(
@@ -244,21 +242,14 @@ def brief_verdict(explained: Explanation | ExplainedJson) -> VerdictNow:
         ),
         mfu=least_mfu(explained.ranks),
         peak_bytes=max(peaks, default=None),
-        batch=next(filter(None, map(_largest_samples, batches)), None),
+        batch=next(filter(None, samples), None),
     )
 
 
 def least_mfu(ranks: Sequence[RankExplanation] | Sequence[_Rank]) -> float | None:
-    """Of the rank that uses its device least: the others wait for it or do its work."""
+    """Return that of the rank that uses its device least: the others wait for it."""
     known = [rank.efficiency.mfu for rank in ranks if rank.efficiency]
     return min((mfu for mfu in known if mfu is not None), default=None)
-
-
-def _largest_samples(batch: LargestBatch | _Batch) -> int | None:
-    """Of one rank's step."""
-    if batch.batch is None or batch.batches_per_step is None:
-        return None
-    return batch.batch * batch.batches_per_step
 
 
 def _short(text: str) -> str:

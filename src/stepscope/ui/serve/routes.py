@@ -33,15 +33,17 @@ from starlette.routing import Route
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
 from stepscope.trace.files import read_start
 from stepscope.ui.html.render import make_environment, read_page_file, shared_block
-from stepscope.ui.serve.listed_runs import RUNNING
-from stepscope.ui.serve.run_index import IndexedRun
+from stepscope.ui.serve.listed_runs import RUNNING, IndexedRun
 from stepscope.ui.serve.run_rows import (
     ListQuery,
     RunWords,
     compare_address,
     describe,
     list_context,
+    list_series,
+    make_trend,
     run_json,
+    runs_of_series,
     trend_address,
 )
 from stepscope.ui.serve.served_runs import GoneError, ServedRuns, WorkerError
@@ -97,7 +99,7 @@ class RunPages:
         )
 
     def rows(self, request: Request) -> Response:
-        """The list alone; 304 if it is still the one that the page has."""
+        """Answer the list alone; 304 if it is still the one that the page has."""
         table = self._tables.table(ListQuery.from_address(request.query_params))
         if request.headers.get("if-none-match") == table.tag:
             return Response(status_code=304, headers={"etag": table.tag})
@@ -131,7 +133,7 @@ class RunPages:
         return report_page(self._served.report(self._find(request)))
 
     async def set_tags(self, request: Request) -> Response:
-        """A form of the run's page; then back to it."""
+        """Take the form of the run's page; then go back to it."""
         body = b""
         async for piece in request.stream():
             body += piece
@@ -178,7 +180,7 @@ class RunPages:
         )
 
     def predictions(self, request: Request) -> Response:
-        """A part of a page: an error is a sentence in it."""
+        """Render a part of a page: an error is a sentence in it."""
         run = self._find(request)
         settings = [f"{name}={value}" if value else name for name, value in _changes(request)]
         try:
@@ -191,63 +193,47 @@ class RunPages:
         for row in answer["rows"]:
             pairs = [tuple(setting.partition("=")[::2]) for setting in row["settings"]]
             row["target"] = _whatif_address(run, "whatif", pairs)
-        return part("predictions.html.j2", **answer)
+        return HTMLResponse(render("predictions.html.j2", **answer))
 
     def trends(self, request: Request) -> Response:
-        from stepscope.ui.serve.run_rows import list_series, make_trend, runs_of_series
-
         runs = self._served.index.runs()
         script = request.query_params.get("script")
+        context: dict[str, Any] = {"series": None, "listed": []}
         if script is None:
-            scripts = list_series(runs)
-            return page(
-                "trends.html.j2", title="Trends", here="/trends", series=None, listed=scripts
-            )
-        ranks = request.query_params.get("ranks", "1")
-        device = request.query_params.get("device", "")
-        chosen = runs_of_series(runs, script, device, int(ranks) if ranks.isdecimal() else 1)
-        if not chosen:
-            raise UsageError("no run of this script, device and number of ranks has a step time")
-        return page(
-            "trends.html.j2",
-            title="Trends",
-            here="/trends",
-            series=make_trend(chosen),
-            listed=[],
-        )
+            context["listed"] = list_series(runs)
+        else:
+            ranks = request.query_params.get("ranks", "1")
+            device = request.query_params.get("device", "")
+            chosen = runs_of_series(runs, script, device, int(ranks) if ranks.isdecimal() else 1)
+            if not chosen:
+                raise UsageError(
+                    "no run of this script, device and number of ranks has a step time"
+                )
+            context["series"] = make_trend(chosen)
+        return page("trends.html.j2", title="Trends", here="/trends", **context)
 
     def record(self, request: Request) -> Response:
-        from stepscope.ui.topics.comparison import (
-            PROMISE_COLUMNS,
-            SUMMARY_COLUMNS,
-            ignored_words,
-            newest_first,
-            promise_cells,
-            record_answer,
-            summary_cells,
-            unread_words,
-        )
-        from stepscope.verify.track_record import (
-            count_unread,
-            history,
-            ignored_deliveries,
-            summarise,
-        )
+        from stepscope.ui.topics import comparison as topic
+        from stepscope.verify import track_record
 
         del request
-        kept = history()
-        notes = [ignored_words(delivery, why) for delivery, why in ignored_deliveries()]
-        notes += [unread_words(unread)] if (unread := count_unread()) else []
-        newest = newest_first(kept)[:_NEWEST_PROMISES]
+        promises = track_record.history()
+        ignored = track_record.ignored_deliveries()
+        notes = [topic.ignored_words(delivery, why) for delivery, why in ignored]
+        if unread := track_record.count_unread():
+            notes.append(topic.unread_words(unread))
+        newest = topic.newest_first(promises)[:_NEWEST_PROMISES]
+        summaries = [topic.summary_cells(row) for row in track_record.summarise(promises)]
+        rows = [topic.promise_cells(row) for row in newest]
         return page(
             "record.html.j2",
             title="Track record",
             here="/record",
-            answer=record_answer(kept),
+            answer=topic.record_answer(promises),
             notes=notes,
             tables=[
-                ("What-ifs", SUMMARY_COLUMNS, [summary_cells(row) for row in summarise(kept)]),
-                ("Predictions", PROMISE_COLUMNS, [promise_cells(row) for row in newest]),
+                ("What-ifs", topic.SUMMARY_COLUMNS, summaries),
+                ("Predictions", topic.PROMISE_COLUMNS, rows),
             ],
         )
 
@@ -264,7 +250,7 @@ class RunPages:
         return describe(run, self._served.tags.all().get(run.id, ()))
 
     def _pair(self, request: Request) -> tuple[IndexedRun, IndexedRun]:
-        """A and B as the address says; of two that were only ticked, the older one is A."""
+        """Return A and B as the address says; of two that were only ticked, the older one is A."""
         given = request.query_params
         if "a" in given and "b" in given:
             return self._served.run(given["a"]), self._served.run(given["b"])
@@ -297,7 +283,7 @@ def _links(run: IndexedRun) -> list[tuple[str, str]]:
 
 
 def _changes(request: Request) -> list[tuple[str, str]]:
-    """The form's rows that name a change."""
+    """Return the form's rows that name a change."""
     names = request.query_params.getlist("change")[:_MOST_CHANGES]
     values = request.query_params.getlist("value")[:_MOST_CHANGES]
     pairs = zip_longest(names, values, fillvalue="")
@@ -334,7 +320,7 @@ def page(
     scripts: tuple[str, ...] = (),
     **context: Any,
 ) -> HTMLResponse:
-    """A page with the head that all pages have."""
+    """Render a page with the head that all pages have."""
     text = render(
         template,
         here=here,
@@ -345,11 +331,6 @@ def page(
         **context,
     )
     return HTMLResponse(text, status_code=status)
-
-
-def part(template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """A piece that a script puts into a page."""
-    return HTMLResponse(render(template, **context), status_code=status)
 
 
 def status_of(error: StepscopeError) -> int:
@@ -372,32 +353,26 @@ def answered(make: Page) -> Callable[[Request], Awaitable[Response]]:
         try:
             return await run_in_threadpool(make, request)
         except StepscopeError as error:
-            return _problem_page("; ".join(map(str, error.args)), status_of(error), request)
+            status = status_of(error)
+            problem = page(
+                "problem.html.j2",
+                status=shown_status(request, status, "iframe"),
+                title="Not found" if status == 404 else "This cannot be shown",
+                problem="; ".join(map(str, error.args)),
+            )
+            if request.headers.get("sec-fetch-dest") == "iframe":
+                problem.headers["content-security-policy"] = f"{_FRAMED}; frame-ancestors 'self'"
+            return problem
 
-    return answer
-
-
-def _problem_page(problem: str, status: int, request: Request) -> HTMLResponse:
-    framed = request.headers.get("sec-fetch-dest") == "iframe"
-    title = "Not found" if status == 404 else "This cannot be shown"
-    shown = shown_status(request, status, "iframe")
-    answer = page("problem.html.j2", status=shown, title=title, problem=problem)
-    if framed:
-        answer.headers["content-security-policy"] = f"{_FRAMED}; frame-ancestors 'self'"
     return answer
 
 
 def report_page(file: Path) -> FileResponse:
-    """A page that the report's code made, with its own policy in the header as well."""
+    """Serve a page that the report's code made, with its own policy in the header as well."""
     found = _POLICY.search(read_start(file, _HEAD_BYTES))
-    own = (
-        found[1].decode("ascii", "replace").replace("&#39;", "'") if found else "default-src 'none'"
-    )
-    return FileResponse(
-        file,
-        media_type="text/html",
-        headers={"content-security-policy": f"{own}; frame-ancestors 'self'"},
-    )
+    own = found[1].decode("ascii", "replace") if found else "default-src 'none'"
+    policy = f"{own.replace('&#39;', chr(39))}; frame-ancestors 'self'"
+    return FileResponse(file, media_type="text/html", headers={"content-security-policy": policy})
 
 
 # Templates, scripts and style sheets of the pages: those of `serve`, else the report's.
@@ -407,7 +382,7 @@ _TYPES = {"js": "text/javascript", "css": "text/css"}
 
 
 def render(template: str, **context: Any) -> str:
-    """A whole page, or a part of one."""
+    """Render a page, or a part of one."""
     text: str = _environment().get_template(template).render(**context)
     return text
 
@@ -422,7 +397,7 @@ def page_file(name: str) -> tuple[str, str] | None:
 
 @cache
 def _names() -> frozenset[str]:
-    """Only what lies in the two folders: a name from an address never becomes a path."""
+    """List what lies in the two folders: a name from an address never becomes a path."""
     folders = [files(room).joinpath("page") for room in _ROOMS]
     names = (entry.name for folder in folders for entry in folder.iterdir())
     return frozenset(name for name in names if name.endswith((".js", ".css")))
@@ -467,18 +442,29 @@ class ListTables:
         self._lock = threading.Lock()
 
     def table(self, query: ListQuery) -> ListTable:
-        """Not older than a second, if anything has changed since."""
+        """Return the list, not older than a second if anything has changed since."""
         with self._lock:  # whoever waits gets what the first one made
-            kept = self._kept.pop(query, None)
-            if kept is None or not self._is_fresh(kept):
-                kept = self._made(query)
-            self._kept[query] = kept
+            table = self._kept.pop(query, None)
+            if table is None or not self._is_fresh(table):
+                served = self._served
+                generation, problem = served.index.generation, served.keeper.problem
+                runs = served.index.runs(order=query.order, descending=query.descending)
+                waiting = sum(run.kind != "none" and run.summarised is None for run in runs)
+                context = list_context(runs, query, served.tags.all(), waiting)
+                table = ListTable(
+                    text=render("rows.html.j2", problem=problem, **context),
+                    tag=f'"{self._born}-{generation}-{abs(hash((query, problem))):x}"',
+                    made_s=time.monotonic(),
+                    generation=generation,
+                    problem=problem,
+                )
+            self._kept[query] = table
             while len(self._kept) > _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            return kept
+            return table
 
     def forget(self) -> None:
-        """After somebody has changed something: they want to see it."""
+        """Make lists anew: who has changed something wants to see it."""
         with self._lock:
             self._kept.clear()
             self._born = secrets.token_hex(4)
@@ -489,17 +475,3 @@ class ListTables:
         if table.generation == self._served.index.generation:
             return True
         return time.monotonic() - table.made_s < _FRESH_S
-
-    def _made(self, query: ListQuery) -> ListTable:
-        served = self._served
-        generation, problem = served.index.generation, served.keeper.problem
-        runs = served.index.runs(order=query.order, descending=query.descending)
-        waiting = sum(run.kind != "none" and run.summarised is None for run in runs)
-        context = list_context(runs, query, served.tags.all(), waiting)
-        return ListTable(
-            text=render("rows.html.j2", problem=problem, **context),
-            tag=f'"{self._born}-{generation}-{abs(hash((query, problem))):x}"',
-            made_s=time.monotonic(),
-            generation=generation,
-            problem=problem,
-        )

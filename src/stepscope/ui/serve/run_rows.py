@@ -29,8 +29,7 @@ from stepscope.text.figures import (
 )
 from stepscope.text.words import counted
 from stepscope.ui.html.svg import circle, drawing, path, round_values, short_tick, text
-from stepscope.ui.serve.listed_runs import BROKEN, FAILED, OPEN, RUNNING
-from stepscope.ui.serve.run_index import ORDERS, IndexedRun
+from stepscope.ui.serve.listed_runs import BROKEN, FAILED, OPEN, ORDERS, RUNNING, IndexedRun
 from stepscope.ui.words import or_dash
 from stepscope.verify.run_trend import FEWEST_RUNS, LEVEL, RunLevelChange, find_run_changes
 
@@ -112,13 +111,16 @@ class RunWords:
 def describe(run: IndexedRun, tags: tuple[str, ...] = ()) -> RunWords:
     state = run.state or "being read"
     ranks = f" × {run.world_size}" if run.world_size and run.world_size > 1 else ""
+    verdict = run.verdict or run.problem or ("" if run.explained else "…")
+    if run.state == RUNNING and not run.verdict:
+        verdict = "training: its page shows it live"
     return RunWords(
         id=run.id,
         name=run.name,
         kind=run.kind,
         state="tune" if run.kind == "tune" and state != BROKEN else state,
         tone=_TONES.get(state, "done"),
-        verdict=run.verdict or _without_verdict(run),
+        verdict=verdict,
         problem=run.problem or "",
         step=or_dash(run.step_ms, milliseconds),
         mfu=or_dash(run.mfu, percent),
@@ -134,19 +136,13 @@ def describe(run: IndexedRun, tags: tuple[str, ...] = ()) -> RunWords:
     )
 
 
-def _without_verdict(run: IndexedRun) -> str:
-    if run.state == RUNNING:
-        return "training: its page shows it live"
-    return run.problem or ("" if run.explained else "…")
-
-
 def has_trend(run: IndexedRun) -> bool:
-    """Whether the page of its series has a place for this run."""
+    """Return whether the page of its series has a place for this run."""
     return run.kind == "run" and bool(run.script and run.step_ms)
 
 
 def trend_address(run: IndexedRun) -> str:
-    """The runs that this one can be compared with: same script, device and ranks."""
+    """Return the runs that this one can be compared with: same script, device and ranks."""
     series = {
         "script": run.script or "",
         "device": run.device or "",
@@ -178,35 +174,37 @@ def matching(
     words = [word for word in words if not word.startswith(_TAG)]
     if not words and not wanted:
         return list(runs)
-    return [
-        run
-        for run in runs
-        if wanted <= {word for tag in tags.get(run.id, ()) for word in tag.lower().split()}
-        and _holds(run, tags.get(run.id, ()), words)
-    ]
-
-
-def _holds(run: IndexedRun, tags: tuple[str, ...], words: Iterable[str]) -> bool:
-    parts = (run.name, run.script, run.verdict, run.device, run.state, run.problem, run.id, *tags)
-    text = "\n".join(part for part in parts if part).lower()
-    return all(word in text for word in words)
+    found = []
+    for run in runs:
+        own = tags.get(run.id, ())
+        parts = (run.name, run.script, run.verdict, run.device, run.state, run.problem, run.id)
+        text = "\n".join(part for part in (*parts, *own) if part).lower()
+        named = {word for tag in own for word in tag.lower().split()}
+        if wanted <= named and all(word in text for word in words):
+            found.append(run)
+    return found
 
 
 def list_context(
     runs: list[IndexedRun], query: ListQuery, tags: Mapping[str, tuple[str, ...]], waiting: int
 ) -> dict[str, Any]:
-    """What rows.html.j2 prints: one page of the runs that the query asks for."""
+    """Return what rows.html.j2 prints: one page of the runs that the query asks for."""
     found = matching(runs, query.search, tags)
     pages = max(1, -(-len(found) // PER_PAGE))
     page = min(query.page, pages)
     shown = found[(page - 1) * PER_PAGE : page * PER_PAGE]
+    summary = counted(len(runs), "run")
+    if len(found) != len(runs):
+        summary = f"{len(found):,} of {summary}"
+    if not runs:
+        summary = "No run yet: `stepscope run -- COMMAND` makes one."
     return {
         "rows": [describe(run, tags.get(run.id, ())) for run in shown],
         "heads": [_head(name, column, query) for name, column in _HEADS],
         "pages": [
             (number, query.address(page=number), number == page) for number in range(1, pages + 1)
         ],
-        "summary": _summary(len(runs), len(found), waiting),
+        "summary": f"{summary}; {waiting:,} still being read" if waiting and runs else summary,
     }
 
 
@@ -220,15 +218,8 @@ def _head(name: str, column: str | None, query: ListQuery) -> tuple[str, str | N
     return name, target, direction if is_sorted else None
 
 
-def _summary(runs: int, found: int, waiting: int) -> str:
-    if not runs:
-        return "No run yet: `stepscope run -- COMMAND` makes one."
-    words = counted(runs, "run") if found == runs else f"{found:,} of {counted(runs, 'run')}"
-    return f"{words}; {waiting:,} still being read" if waiting else words
-
-
 def run_json(run: IndexedRun, tags: tuple[str, ...]) -> dict[str, Any]:
-    """One row of /runs.json."""
+    """Return one row of /runs.json."""
     return {name: getattr(run, name) for name in _JSON_NAMES} | {"tags": list(tags)}
 
 
@@ -240,43 +231,8 @@ _LEVELS = 5
 _MOST_TICKS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptSeries:
-    """A row of the list of scripts."""
-
-    script: str
-    device: str
-    ranks: int
-    runs: int
-    target: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeWords:
-    """A change as the table prints it; the run is the first one after it."""
-
-    id: str
-    name: str
-    started: str
-    before: str
-    after: str
-    change: str
-    between: str
-    chance: str
-    compare: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrendView:
-    verdict: str
-    about: str
-    caption: str
-    chart: Markup
-    changes: tuple[ChangeWords, ...]
-
-
-def list_series(runs: Sequence[IndexedRun]) -> list[ScriptSeries]:
-    """Scripts with a step time, those with most runs first."""
+def list_series(runs: Sequence[IndexedRun]) -> list[dict[str, Any]]:
+    """Return rows for the scripts with a step time, those with most runs first."""
     first: dict[str, IndexedRun] = {}
     counts: Counter[str] = Counter()
     for run in runs:
@@ -285,13 +241,13 @@ def list_series(runs: Sequence[IndexedRun]) -> list[ScriptSeries]:
             first.setdefault(address, run)
             counts[address] += 1
     return [
-        ScriptSeries(
-            script=first[address].script or "",
-            device=first[address].device or "-",
-            ranks=first[address].world_size or 1,
-            runs=count,
-            target=address,
-        )
+        {
+            "script": first[address].script or "",
+            "device": first[address].device or "-",
+            "ranks": first[address].world_size or 1,
+            "runs": count,
+            "target": address,
+        }
         for address, count in counts.most_common()
     ]
 
@@ -299,35 +255,38 @@ def list_series(runs: Sequence[IndexedRun]) -> list[ScriptSeries]:
 def runs_of_series(
     runs: Sequence[IndexedRun], script: str, device: str, ranks: int
 ) -> list[IndexedRun]:
-    """In the order of time. A run whose command failed still counts; one that goes on does not."""
+    """Sort them by time. A run whose command failed still counts; one that goes on does not."""
+    series = (script, device, ranks)
     chosen = [
         run
         for run in runs
-        if run.kind == "run"
-        and run.step_ms
-        and run.state != "running"
-        and run.script == script
-        and (run.device or "") == device
-        and (run.world_size or 1) == ranks
+        if run.kind == "run" and run.step_ms and run.state != RUNNING
+        if (run.script, run.device or "", run.world_size or 1) == series
     ]
     return sorted(chosen, key=lambda run: (run.started_unix or 0.0, run.name))
 
 
-def make_trend(runs: Sequence[IndexedRun]) -> TrendView:
-    """`runs` are at least one, of one series."""
+def make_trend(runs: Sequence[IndexedRun]) -> dict[str, Any]:
+    """Return what the page shows of one series, which has at least one run."""
     steps = [run.step_ms or 0.0 for run in runs]
     changes = find_run_changes(steps)
     script = Path(runs[-1].script or "").name
     device, ranks = runs[-1].device or "unknown device", runs[-1].world_size or 1
     on = f"{device}, {counted(ranks, 'rank')}"
-    return TrendView(
-        verdict=_verdict(script, steps, changes),
-        about=f"{counted(len(runs), 'run')} on {on}, {when(runs[0].started_unix)} to "
+    caption = "A dot is a run's mean steady step, with its 95% interval."
+    if len(runs) >= FEWEST_RUNS:
+        caption += (
+            f" Lines are medians between changes. At most {trimmed(percent(LEVEL))} of series "
+            "without a change show one (permutation test on ranks)."
+        )
+    return {
+        "verdict": _verdict(script, steps, changes),
+        "about": f"{counted(len(runs), 'run')} on {on}, {when(runs[0].started_unix)} to "
         f"{when(runs[-1].started_unix)}.",
-        caption=_caption(len(runs)),
-        chart=draw_trend(runs, changes),
-        changes=tuple(_change_words(runs, change) for change in reversed(changes)),
-    )
+        "caption": caption,
+        "chart": draw_trend(runs, changes),
+        "changes": [_change_words(runs, change) for change in reversed(changes)],
+    }
 
 
 def _verdict(script: str, steps: Sequence[float], changes: Sequence[RunLevelChange]) -> str:
@@ -340,35 +299,26 @@ def _verdict(script: str, steps: Sequence[float], changes: Sequence[RunLevelChan
     return f"{script}: the step is {change} since run {last.at + 1} of {len(steps)}."
 
 
-def _caption(runs: int) -> str:
-    if runs < FEWEST_RUNS:
-        return "A dot is a run's mean steady step, with its 95% interval."
-    return (
-        "A dot is a run's mean steady step, with its 95% interval. Lines are medians between "
-        f"changes. At most {trimmed(percent(LEVEL))} of series without a change show one "
-        "(permutation test on ranks)."
-    )
-
-
-def _change_words(runs: Sequence[IndexedRun], change: RunLevelChange) -> ChangeWords:
+def _change_words(runs: Sequence[IndexedRun], change: RunLevelChange) -> dict[str, str]:
+    """Return a row of the table; the run is the first one after the change."""
     first, last = runs[change.at], runs[change.at - 1]
     known = change.low is not None and change.high is not None
     ends = relative_interval(change.low or 0, change.high or 0)
-    return ChangeWords(
-        id=first.id,
-        name=first.name,
-        started=when(first.started_unix),
-        before=milliseconds(change.before_ms),
-        after=milliseconds(change.after_ms),
-        change=relative_change(change.change),
-        between=ends if known else "too few runs",
-        chance=percent(change.chance),
-        compare=compare_address(last, first),
-    )
+    return {
+        "id": first.id,
+        "name": first.name,
+        "started": when(first.started_unix),
+        "before": milliseconds(change.before_ms),
+        "after": milliseconds(change.after_ms),
+        "change": relative_change(change.change),
+        "between": ends if known else "too few runs",
+        "chance": percent(change.chance),
+        "compare": compare_address(last, first),
+    }
 
 
 def draw_trend(runs: Sequence[IndexedRun], changes: Sequence[RunLevelChange]) -> Markup:
-    """One dot per run in the order of time, evenly spaced."""
+    """Draw one dot per run in the order of time, evenly spaced."""
     steps = [run.step_ms or 0.0 for run in runs]
     ends = [end for run in runs for end in (run.low_ms, run.high_ms) if end is not None]
     top = 1.5 * max(steps)  # an absurdly wide interval does not squeeze the dots

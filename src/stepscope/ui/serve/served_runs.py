@@ -24,11 +24,18 @@ from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputEr
 from stepscope.records.folders import user_folder
 from stepscope.text.figures import duration
 from stepscope.trace.files import MissingFileError, open_to_append, read_whole
-from stepscope.ui.child import ask_line, end_group
 from stepscope.ui.html.render import write_atomically
 from stepscope.ui.jobs.environment import own_python
-from stepscope.ui.serve.listed_runs import BROKEN, RUNNING, RunsDirectory, RunSummary, text_of
-from stepscope.ui.serve.run_index import IndexedRun, RunIndex
+from stepscope.ui.jobs.process import ask_line, end_group
+from stepscope.ui.serve.listed_runs import (
+    BROKEN,
+    RUNNING,
+    IndexedRun,
+    RunIndex,
+    RunsDirectory,
+    RunSummary,
+    text_of,
+)
 from stepscope.ui.words import one_line
 
 _WORKERS = 2
@@ -83,7 +90,7 @@ class ServedRuns:
         return run
 
     def folder(self, run: IndexedRun) -> Path:
-        """Where it is now. GoneError if it was removed, NotCapturedError if it is no run."""
+        """Return where it is. GoneError if it was removed, NotCapturedError if it is no run."""
         if run.kind == "none":
             raise NotCapturedError(f"{run.name} {run.problem}")
         folder = self.directory.folder_of(run.id)
@@ -92,7 +99,9 @@ class ServedRuns:
         return folder
 
     def report(self, run: IndexedRun) -> Path:
-        """The file with the run's report, made if the run has changed since the last time."""
+        """Return the file with the run's report, made if the run has changed since the last
+        time.
+        """
         return self._page([run], job="report", path=text_of(self.folder(run)))
 
     def comparison(self, a: IndexedRun, b: IndexedRun) -> Path:
@@ -100,7 +109,7 @@ class ServedRuns:
         return self._page([a, b], job="compare", a=a_path, b=b_path)
 
     def predictions(self, run: IndexedRun, settings: Sequence[str]) -> dict[str, Any]:
-        """What the changes would do, all together; without any, the usual ones alone."""
+        """Return what the changes would do, all together; without any, the usual ones alone."""
         path = text_of(self.folder(run))
         with self.pool.worker() as worker:
             return worker.ask(
@@ -119,13 +128,9 @@ class ServedRuns:
             if not target.is_file():
                 self.pages.mkdir(parents=True, exist_ok=True, mode=0o700)  # a cache may be cleaned
                 worker.ask(REQUEST_LIMIT_S, job=job, target=text_of(target), **paths)
-                self._forget_old_pages()
+                for page in sorted(self.pages.glob("*.html"), key=_made_at)[:-_MOST_PAGES]:
+                    page.unlink(missing_ok=True)
         return target
-
-    def _forget_old_pages(self) -> None:
-        made = sorted(self.pages.glob("*.html"), key=_made_at, reverse=True)
-        for page in made[_MOST_PAGES:]:
-            page.unlink(missing_ok=True)
 
 
 def _made_at(page: Path) -> float:
@@ -142,7 +147,7 @@ def _made_at(page: Path) -> float:
 
 
 def cache_folder(root: Path) -> Path:
-    """For what can be made again."""
+    """Return the folder for what can be made again."""
     home = user_folder("STEPSCOPE_CACHE_DIR", "", "XDG_CACHE_HOME", "~/.cache")
     return _made(home / "serve" / _name(root))
 
@@ -232,7 +237,7 @@ class RunTags:
 
 
 def clean_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Without blanks around them, each once. UsageError for too many or too long ones."""
+    """Strip tags and keep each once. UsageError for too many or too long ones."""
     words = dict.fromkeys(one_line(tag).strip() for tag in tags)
     kept = tuple(word for word in words if word)
     if len(kept) > MOST_TAGS:
@@ -263,7 +268,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
 
     def ask(self, limit_s: float, /, **job: Any) -> dict[str, Any]:
-        """The job's result. StepscopeError if it failed, took too long or was stopped."""
+        """Return the job's result. StepscopeError if it failed, took too long or was stopped."""
         with self._lock:
             child = self._running_child()
             line = json.dumps(job).encode("ascii") + b"\n"
@@ -295,7 +300,7 @@ class WorkerProcess:
         if self._child is None or self._child.poll() is not None:
             self._kill()
             self._child = subprocess.Popen(
-                own_python("stepscope.ui.serve_worker", *self._options),
+                own_python("stepscope.ui.serve.worker", *self._options),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -312,14 +317,13 @@ class WorkerProcess:
 
 
 def read_answer(text: bytes) -> dict[str, Any]:
-    """The result in a worker's line, or its error raised."""
+    """Return the result in a worker's line, or its error raised."""
     answer = json.loads(text)
     if b"\\udc" in text:  # a name that is no UTF-8: pages cannot hold what stands for its bytes
         answer = json.loads(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
     if "error" in answer:
         raise _ERRORS.get(answer["exit_code"], StepscopeError)(answer["error"])
-    result: dict[str, Any] = answer["result"]
-    return result
+    return dict(answer["result"])
 
 
 class WorkerPool:
@@ -334,7 +338,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[WorkerProcess]:
-        """The next free worker. WorkerError if too many wait already."""
+        """Return the next free worker. WorkerError if too many wait already."""
         if not self._places.acquire(blocking=False):
             raise WorkerError("too many requests wait already: try again in a moment")
         try:
@@ -392,19 +396,20 @@ class IndexKeeper:
 
     def look(self) -> None:
         """Bring the list of folders up to date."""
-        problem = None
         try:
             self.index.replace_folders(self.directory.scan(), self.directory.root)
+            self.problem = None
         except StepscopeError as error:
-            problem = str(error)
-        self.problem = problem
+            self.problem = str(error)
 
     def summarise_changed(self) -> None:
-        """Every folder that has changed."""
+        """Summarise every folder that has changed."""
         for run in self.index.unsummarised():
             if self._stop.is_set():
                 return
-            if self._is_due(run):
+            now, last = time.monotonic(), self._refreshed.get(run.id, float("-inf"))
+            if run.state != RUNNING or now - last >= _RUNNING_EVERY_S:
+                self._refreshed[run.id] = now
                 self._summarise(run)
 
     def explain_next(self) -> bool:
@@ -414,7 +419,7 @@ class IndexKeeper:
             return False
         try:
             answer = self.explainer.ask(EXPLAIN_LIMIT_S, job="explain", path=text_of(run.path))
-            self.index.keep_explanation(run.id, run.stamp, _summary(answer))
+            self.index.keep_explanation(run.id, run.stamp, msgspec.convert(answer, RunSummary))
         except StepscopeError as error:
             if not self._stop.is_set():
                 self.index.keep_failure(run.id, run.stamp, f"not explained: {error}")
@@ -441,32 +446,18 @@ class IndexKeeper:
             pass
         self._stop.wait(_LOOK_EVERY_S)
 
-    def _is_due(self, run: IndexedRun) -> bool:
-        now = time.monotonic()
-        last = self._refreshed.get(run.id)
-        if run.state == RUNNING and last is not None and now - last < _RUNNING_EVERY_S:
-            return False
-        self._refreshed[run.id] = now
-        return True
-
     def _summarise(self, run: IndexedRun) -> None:
         try:
             answer = self.worker.ask(
                 SUMMARY_LIMIT_S, job="summarise", path=text_of(run.path), kind=run.kind
             )
-            summary = _summary(answer)
-        except WorkerError as error:
-            if self._stop.is_set():
-                return
-            summary = RunSummary(state=BROKEN, problem=str(error))
+            summary = msgspec.convert(answer, RunSummary)
         except (StepscopeError, msgspec.ValidationError) as error:
+            if isinstance(error, WorkerError) and self._stop.is_set():
+                return
             summary = RunSummary(state=BROKEN, problem=str(error))
         try:
             self.index.keep_summary(run.id, run.stamp, summary)
         except (OverflowError, UnicodeEncodeError) as error:  # one folder must not stop the others
             broken = RunSummary(state=BROKEN, problem=f"holds a value that cannot be kept: {error}")
             self.index.keep_summary(run.id, run.stamp, broken)
-
-
-def _summary(answer: object) -> RunSummary:
-    return msgspec.convert(answer, RunSummary)

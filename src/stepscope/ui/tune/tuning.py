@@ -37,7 +37,7 @@ from stepscope.trace.run_folder.related_runs import BASELINE, TRIALS, TUNE
 from stepscope.ui.advice import open_slowest
 from stepscope.ui.jobs.capture import capture_to_end
 from stepscope.ui.jobs.process import OUTPUT, last_lines, raising_on_signals
-from stepscope.ui.probe_run import probe_run
+from stepscope.ui.probe import probe_run
 from stepscope.ui.topics.whatif import adjusted, judge
 from stepscope.ui.tried_remedies import applicable
 from stepscope.ui.tune.contenders import FEWEST_TOGETHER, Contender, TrialRules

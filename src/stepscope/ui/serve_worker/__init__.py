@@ -1,1 +1,0 @@
-"""The process that reads and predicts for `serve`: started by it, never imported by it."""
