@@ -32,7 +32,7 @@ _MARGIN = 0.25  # cores: a machine is never completely idle
 def thread_oversubscription(evidence: RankEvidence) -> Finding | None:
     """More threads than cores: parallel operators wait for their last thread. The job has
     more threads than cores, and threads waited. Where its threads fit, others are the cause
-    (other_processes.py)."""
+    (other-processes)."""
     use = evidence.cpu
     load, plain = looked(use)
     if use is None or load is None or plain is None or load.room is None:
