@@ -17,7 +17,7 @@ from stepscope.records.collective_schedules import (
     ALGORITHMS,
     COLLECTIVES,
     CollectiveSchedule,
-    Message,
+    Transfer,
     WrongScheduleError,
     build_probes,
     build_schedule,
@@ -103,18 +103,18 @@ def test_a_missing_step_is_noticed() -> None:
 
 def test_a_copy_that_loses_a_contribution_is_noticed() -> None:
     with pytest.raises(WrongScheduleError, match=r"rank 1 would lose \[1\] in chunk 0"):
-        prove(wrong(steps=((Message(0, 1, (0,)),),)))
+        prove(wrong(steps=((Transfer(0, 1, (0,)),),)))
 
 
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        ((Message(0, 0, (0,), adds=True),), "sends to itself"),
-        ((Message(0, 1, (0,), adds=True), Message(0, 1, (1,), adds=True)), "two messages"),
-        ((Message(0, 1, (0,), adds=True), Message(2, 1, (0,))), "written again"),
+        ((Transfer(0, 0, (0,), adds=True),), "sends to itself"),
+        ((Transfer(0, 1, (0,), adds=True), Transfer(0, 1, (1,), adds=True)), "two messages"),
+        ((Transfer(0, 1, (0,), adds=True), Transfer(2, 1, (0,))), "written again"),
     ],
 )
-def test_a_step_that_cannot_be_run_is_refused(step: tuple[Message, ...], reason: str) -> None:
+def test_a_step_that_cannot_be_run_is_refused(step: tuple[Transfer, ...], reason: str) -> None:
     with pytest.raises(WrongScheduleError, match=reason):
         prove(wrong(steps=(step,)))
 
@@ -122,7 +122,7 @@ def test_a_step_that_cannot_be_run_is_refused(step: tuple[Message, ...], reason:
 def test_a_rank_cannot_send_what_it_does_not_have() -> None:
     gather = build_schedule("ring", "all_gather", 3)
     with pytest.raises(WrongScheduleError, match="has no chunk 1 to send"):
-        prove(replace(gather, steps=((Message(0, 1, (1,)),),)))
+        prove(replace(gather, steps=((Transfer(0, 1, (1,)),),)))
 
 
 def test_partial_sums_grow_along_the_ring() -> None:

@@ -13,7 +13,7 @@ from stepscope import read_trace
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.trace import files
 from stepscope.trace.formats import columns
-from stepscope.trace.formats.columns import Table, is_constant
+from stepscope.trace.formats.columns import EventTable, is_constant
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def repeated(value: int, count: int) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def finished(*pieces: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    table = Table()
+    table = EventTable()
     for piece in pieces:
         table.add(x=piece)
     return table.finish(x=np.int32)["x"]
@@ -338,7 +338,7 @@ def test_a_second_value_gives_every_row_its_own() -> None:
 
 
 def test_a_column_can_be_read_while_it_grows() -> None:
-    table = Table()
+    table = EventTable()
     assert len(table.column("x")) == 0
     table.add(x=np.array([1]))
     table.add(x=np.array([2, 3]))

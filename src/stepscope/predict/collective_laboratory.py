@@ -19,7 +19,7 @@ from stepscope.predict.collective_times import evaluate, fit_sweep
 from stepscope.records.collective_schedules import (
     ALGORITHMS,
     CollectiveSchedule,
-    Message,
+    Transfer,
     build_schedule,
 )
 from stepscope.records.hardware import (
@@ -265,7 +265,7 @@ def _at(line: Sequence[Segment], size_bytes: float) -> float:
     return float(evaluate(line, np.array([size_bytes]))[0])
 
 
-def _load(step: tuple[Message, ...], chunks: int, host_of: dict[int, int]) -> StepLoad:
+def _load(step: tuple[Transfer, ...], chunks: int, host_of: dict[int, int]) -> StepLoad:
     ways: dict[str, Counter[tuple[str, int]]] = {"all": Counter(), "inside": Counter()}
     hosts: Counter[tuple[str, int]] = Counter()
     added: Counter[int] = Counter()

@@ -25,7 +25,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Transfer:
     """Some chunks on their way; the target adds them to its own, or else keeps them instead."""
 
     source: int
@@ -34,7 +34,7 @@ class Message:
     adds: bool = False
 
 
-Steps = tuple[tuple[Message, ...], ...]
+Steps = tuple[tuple[Transfer, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class CollectiveSchedule:
     steps: Steps
 
 
-def mirrored(steps: Iterable[Iterable[Message]], *, adds: bool = True) -> Steps:
+def mirrored(steps: Iterable[Iterable[Transfer]], *, adds: bool = True) -> Steps:
     """The same ways backwards: copies that spread become sums that gather (or, without `adds`,
     what was gathered is handed out again).
 
@@ -56,7 +56,7 @@ def mirrored(steps: Iterable[Iterable[Message]], *, adds: bool = True) -> Steps:
     ranks' chunks up where they came from, which is a reduce-scatter.
     """
     return tuple(
-        tuple(Message(one.target, one.source, one.chunks, adds=adds) for one in step)
+        tuple(Transfer(one.target, one.source, one.chunks, adds=adds) for one in step)
         for step in reversed(tuple(steps))
     )
 
@@ -104,7 +104,7 @@ def _exchange(
     """Send one message of every party per round: to whom, and whose chunks, by their places."""
     return tuple(
         tuple(
-            Message(
+            Transfer(
                 party.rank, parties[target(place, number)].rank, all_chunks(given(place, number))
             )
             for place, party in enumerate(parties)
@@ -168,7 +168,7 @@ def bruck(parties: Sequence[Party]) -> Steps:
 def direct(parties: Sequence[Party]) -> Steps:
     """Everyone sends its own chunks to everyone else at once."""
     step = tuple(
-        Message(source.rank, target.rank, source.chunks)
+        Transfer(source.rank, target.rank, source.chunks)
         for source in parties
         for target in parties
         if source != target
@@ -181,7 +181,7 @@ def binomial_gather(parties: Sequence[Party]) -> Steps:
     count = len(parties)
     return tuple(
         tuple(
-            Message(
+            Transfer(
                 parties[place].rank,
                 parties[place - distance].rank,
                 all_chunks(parties[place : place + distance]),
@@ -196,7 +196,7 @@ def binomial_broadcast(parties: Sequence[Party]) -> Steps:
     """Down the same tree: the first party sends everything to half of the others, and so on."""
     everything = all_chunks(parties)
     return tuple(
-        tuple(Message(one.target, one.source, everything) for one in step)
+        tuple(Transfer(one.target, one.source, everything) for one in step)
         for step in reversed(binomial_gather(parties))
     )
 
@@ -287,7 +287,7 @@ def _recursive_doubling(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
     gather = doubling(fold.parties)
     everything = all_chunks(fold.parties)
     whole = tuple(
-        tuple(Message(one.source, one.target, everything, adds=True) for one in step)
+        tuple(Transfer(one.source, one.target, everything, adds=True) for one in step)
         for step in gather
     )
     scatter = mirrored(doubling_far_first(fold.parties))
@@ -343,12 +343,12 @@ class Fold:
     @property
     def enter(self) -> Steps:
         """Chunks of the folded ranks go to their partners."""
-        return (tuple(Message(rank, partner, (rank,)) for rank, partner in self.folded),)
+        return (tuple(Transfer(rank, partner, (rank,)) for rank, partner in self.folded),)
 
     @property
     def leave(self) -> Steps:
         """Partners send the whole vector back."""
-        return (tuple(Message(partner, rank, self.everything) for rank, partner in self.folded),)
+        return (tuple(Transfer(partner, rank, self.everything) for rank, partner in self.folded),)
 
 
 def _folded(fold: Fold, core: CollectiveSteps) -> CollectiveSteps:
@@ -432,7 +432,7 @@ def build_probes(ranks: int, hosts: Sequence[Sequence[int]]) -> list[LinkProbe]:
 
 
 def _probe(
-    name: str, steps: int, ranks: int, step: tuple[Message, ...], chunks: int = _COLOURS
+    name: str, steps: int, ranks: int, step: tuple[Transfer, ...], chunks: int = _COLOURS
 ) -> LinkProbe:
     """`chunks` are those that the step uses."""
     repeated: Steps = tuple(
@@ -445,10 +445,10 @@ def _probe(
     return LinkProbe(name=name, steps=steps, schedule=schedule)
 
 
-def _shift(rings: Sequence[Sequence[int]], *, adds: bool = False) -> tuple[Message, ...]:
+def _shift(rings: Sequence[Sequence[int]], *, adds: bool = False) -> tuple[Transfer, ...]:
     """Everyone in a ring sends to the next; neighbours send different chunks."""
     return tuple(
-        Message(rank, ring[(place + 1) % len(ring)], (_colour(place, len(ring)),), adds=adds)
+        Transfer(rank, ring[(place + 1) % len(ring)], (_colour(place, len(ring)),), adds=adds)
         for ring in rings
         if len(ring) > 1
         for place, rank in enumerate(ring)
@@ -492,7 +492,7 @@ def simulate(schedule: CollectiveSchedule) -> Iterator[Held]:
         yield held
 
 
-def _check_step(step: tuple[Message, ...], place: str) -> None:
+def _check_step(step: tuple[Transfer, ...], place: str) -> None:
     """A pair of ranks has one message at most, and a chunk is replaced once at most."""
     if any(message.source == message.target for message in step):
         raise WrongScheduleError(f"{place}: a rank sends to itself")
@@ -507,7 +507,7 @@ def _check_step(step: tuple[Message, ...], place: str) -> None:
         raise WrongScheduleError(f"{place}: a chunk is replaced and written again")
 
 
-def _deliver(after: Held, before: Held, message: Message, chunk: int, place: str) -> None:
+def _deliver(after: Held, before: Held, message: Transfer, chunk: int, place: str) -> None:
     sent = before[message.source][chunk]
     there = after[message.target][chunk]
     if not sent:

@@ -14,7 +14,7 @@ Family = Literal["P2P", "SHM", "NET", "COLLNET", "other"]
 SOCKET = "Socket"
 
 
-class Fact(msgspec.Struct, frozen=True, kw_only=True):
+class NcclFact(msgspec.Struct, frozen=True, kw_only=True):
     """A sentence of NCCL's that is kept word for word."""
 
     text: str
@@ -35,7 +35,7 @@ class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
     interfaces: tuple[str, ...] = ()  # sockets
     adapters: tuple[str, ...] = ()  # InfiniBand, RoCE or libfabric devices
     settings: dict[str, str] = {}  # NCCL_* variables that NCCL reports
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[NcclFact, ...] = ()
     ranks: dict[str, int] = {}  # communicator id -> this process's rank in it
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.records.collective_schedules import (
     CollectiveSchedule,
-    Message,
+    Transfer,
     build_schedule,
     chunk_bounds,
     runs,
@@ -301,6 +301,6 @@ def plan_rank(
     )
 
 
-def _spans(message: Message, bounds: list[int]) -> tuple[Span, ...]:
+def _spans(message: Transfer, bounds: list[int]) -> tuple[Span, ...]:
     spans = ((bounds[first], bounds[end]) for first, end in runs(message.chunks))
     return tuple(span for span in spans if span[0] < span[1])

@@ -119,7 +119,7 @@ class _Growing:
         self._rows = rows
 
 
-class Table:
+class EventTable:
     """Columns that grow piece by piece."""
 
     def __init__(self) -> None:
@@ -160,8 +160,8 @@ class Collector:
         self.lanes = Codes()  # (pid, tid)
         self.collectives = Codes()
         self.thread_names: dict[tuple[Any, Any], str] = {}
-        self.host, self.device, self.memory = Table(), Table(), Table()
-        self.launch_flows, self.backward_flows = Table(), Table()
+        self.host, self.device, self.memory = EventTable(), EventTable(), EventTable()
+        self.launch_flows, self.backward_flows = EventTable(), EventTable()
         self._roles = _Roles()
         self._signatures = Codes()  # shapes, dtypes, strides, plain inputs of a call: one text
         self._signature_texts = np.empty((4, 0), INT32)  # the codes of these, by signature
@@ -303,7 +303,7 @@ class Collector:
             device=self._whole("memory_device", args, INT32),
         )
 
-    def _add_flows(self, events: list[Any], time: Int64, table: Table) -> None:
+    def _add_flows(self, events: list[Any], time: Int64, table: EventTable) -> None:
         good = time != INVALID_NS
         rows = list(compress(events, good.tobytes()))
         # Whole numbers, also those that Chrome's format writes as "0x1f".

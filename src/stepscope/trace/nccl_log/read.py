@@ -18,8 +18,8 @@ from msgspec import convert
 from stepscope.records.nccl import (
     Choice,
     Communicator,
-    Fact,
     Family,
+    NcclFact,
     NcclLink,
     NcclLog,
     NcclProcess,
@@ -444,7 +444,7 @@ class ProcessBuilder:
             interfaces=tuple(self.interfaces),
             adapters=tuple(self.adapters),
             settings=self.settings,
-            facts=tuple(Fact(text=text, line=line) for text, line in self.facts.items()),
+            facts=tuple(NcclFact(text=text, line=line) for text, line in self.facts.items()),
             ranks={c.id: c.rank for c in self.comms if c.id and c.rank is not None},
         )
 

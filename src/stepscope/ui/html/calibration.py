@@ -17,7 +17,7 @@ from markupsafe import Markup
 from stepscope.records.collective_schedules import (
     ALGORITHMS,
     CollectiveSchedule,
-    Message,
+    Transfer,
     build_schedule,
     runs,
     simulate,
@@ -392,7 +392,7 @@ def _state(
     return "".join(parts)
 
 
-def _arrow(schedule: CollectiveSchedule, row: int, message: Message) -> str:
+def _arrow(schedule: CollectiveSchedule, row: int, message: Transfer) -> str:
     """From the middle of each run of chunks to the same chunks of the target."""
     kind, what = ("diagram-add", "adds") if message.adds else ("diagram-copy", "keeps")
     top, bottom = _FIRST_ROUND_Y + (row - 1) * _ROW + _HIGH + 2, _FIRST_ROUND_Y + row * _ROW - 3
