@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from process import environment
-from stepscope.changes.change import Application, Change, Effect, Part
+from stepscope.changes.change import Application, Change, Code, Effect
 from stepscope.fix.declaration import Fix
 from stepscope.fix.named_changes import ChosenChange
 from stepscope.fix.proposal import Proposal
@@ -146,7 +146,7 @@ def tune(draw: Draw, names: Sequence[str], together: tuple[str, ...] = ()) -> Tu
 
 
 def _made_up_change(name: str) -> ChosenChange:
-    application = Application(Part("benchmarks.tune_noise:FIX"), Effect.BIT_IDENTICAL)
+    application = Application(Code("benchmarks.tune_noise:FIX"), Effect.BIT_IDENTICAL)
     fix = Fix(fits=lambda *_: None, patch=lambda *_: Proposal(), apply=lambda *_: None)
     return ChosenChange(Change(name, application=application), fix)
 

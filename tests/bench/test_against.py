@@ -20,7 +20,6 @@ from stepscope.bench.results import BenchMachine, BenchResults, WorkloadChange, 
 from stepscope.bench.run_change import run_change, usual_variance
 from stepscope.bench.saved_results import RESULTS, read_results, write_results
 from stepscope.errors import NotCapturedError, SlowerError, UnreadableInputError, UsageError
-from stepscope.ui.bench.suite import SuiteEnd
 from stepscope.ui.cli import bench
 
 MACHINE = BenchMachine(host="one", processor="A processor", cores=8, torch="2.13.0", python="3.12")
@@ -265,8 +264,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def call(now: BenchResults, *options: str, base: BenchResults | None = None) -> Result:
         write_results(base or results(row()), tmp_path / "base.json")
-        end = SuiteEnd(results=now, code=0)
-        monkeypatch.setattr(bench, "_run", lambda *_, **__: end)
+        monkeypatch.setattr(bench, "_run", lambda *_, **__: (now, 0))
         arguments = ["gpt2", "--against", str(tmp_path / "base.json"), *options]
         return CliRunner().invoke(bench.command, arguments)
 

@@ -13,7 +13,7 @@ import pytest
 import stepscope
 from stepscope import changes
 from stepscope.changes import APPLIED, CHANGES, PREDICTED, WHATIF_OF
-from stepscope.changes.change import Application, Change, Effect, Part
+from stepscope.changes.change import Application, Change, Code, Effect
 from stepscope.fix import remedies
 from stepscope.fix.declaration import Fix
 from stepscope.predict import whatifs
@@ -64,7 +64,7 @@ def test_a_change_says_what_it_is_and_how_it_is_made(change: Change) -> None:
     if change.prediction is not None:
         assert change.prediction.help
         assert change.describe("")
-        assert isinstance(change.prediction.part, Part)
+        assert isinstance(change.prediction.part, Code)
         assert change.prediction.part.startswith("predict.")
         assert callable(change.prediction.part.load())
     if change.application is not None:
@@ -84,7 +84,7 @@ def test_every_file_of_a_part_is_named() -> None:
         (remedies, [application.part for application in APPLIED.values()]),
     ):
         short = room.__name__.removeprefix("stepscope.")
-        named = {part.partition(":")[0] for part in parts if isinstance(part, Part)}
+        named = {part.partition(":")[0] for part in parts if isinstance(part, Code)}
         files = {f"{short}.{file.name}" for file in iter_modules(room.__path__)}
         assert files - named <= {f"{short}.accumulation_loop"}  # sync-once searches with it
 
@@ -115,7 +115,7 @@ def test_a_name_that_nothing_has_is_no_change() -> None:
 
 
 def test_an_id_is_taken_once() -> None:
-    application = Application(Part("fix.remedies.precision:BF16"), Effect.ROUNDING)
+    application = Application(Code("fix.remedies.precision:BF16"), Effect.ROUNDING)
     with pytest.raises(ValueError, match="'bf16' already"):
         changes.register(Change("bf16", application=application))
 

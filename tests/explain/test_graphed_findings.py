@@ -97,7 +97,7 @@ def test_changes_of_operators_are_refused_where_none_is_known(
 ) -> None:
     context = bench_for(read(replays((GEMM, 20.0), (ADD, 5.0)), device=H200)).context
     with pytest.raises(Refused, match="does not say which operators"):
-        change.apply(context, value)
+        change.predict(context, value)
 
 
 def test_a_graphs_elementwise_kernels_are_memory_bound_by_their_names(explained: Explain) -> None:

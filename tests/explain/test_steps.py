@@ -293,7 +293,7 @@ def test_backward_passes_that_repeat_are_steps(explained: Explain) -> None:
     assert lengths_us(rank) == [200] * 4
     assert rank.step_ms.profiled == pytest.approx(0.2)  # start-up is no part of it
     (said,) = [one.detail for one in rank.quality if one.id == "no-step-marks"]
-    assert "found by repeating backward_of passes" in said
+    assert "found by repeating backward passes" in said
 
 
 def test_two_passes_that_take_turns_are_one_step(explained: Explain) -> None:
@@ -416,4 +416,4 @@ def test_the_report_says_what_repeats_or_that_nothing_does(tmp_path: Path) -> No
     assert "Step, profiled" not in page
     repeated = write(tmp_path / "repeated.json", *loop)
     page = stepscope.write_report(repeated, tmp_path / "repeated.html", cache=False).read_text()
-    assert "found by repeating backward_of passes" in page
+    assert "found by repeating backward passes" in page

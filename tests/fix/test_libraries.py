@@ -65,7 +65,7 @@ def test_without_its_folder_and_its_line_all_else_works(
     removed = 0
     for file in (tmp_path / "src/stepscope/changes").glob("*.py"):
         lines = file.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if f'Part("fix.{library}.' not in line]
+        kept = [line for line in lines if f'Code("fix.{library}.' not in line]
         removed += len(lines) - len(kept)
         file.write_text("".join(kept))
     assert removed == (library in REGISTERED)

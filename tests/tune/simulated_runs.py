@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stepscope.changes.change import Application, Change, Effect, Part
+from stepscope.changes.change import Application, Change, Code, Effect
 from stepscope.fix.declaration import Fix
 from stepscope.fix.named_changes import ChosenChange
 from stepscope.fix.proposal import Proposal
@@ -111,7 +111,7 @@ def made_up_fix(
 ) -> ChosenChange:
     """`needs`: why it does not fit."""
     identifier, _, value = name.partition("=")
-    application = Application(Part("made.up:FIX"), effect, family=family, after=after)
+    application = Application(Code("made.up:FIX"), effect, family=family, after=after)
     fix = Fix(
         fits=lambda _facts, _value: needs,
         patch=lambda _script, _value: Proposal(),

@@ -11,7 +11,7 @@ import pytest
 
 from server_runs import write_run
 from stepscope.records.comparison import Comparison
-from stepscope.ui.cli.explain import explain_paths
+from stepscope.ui.api import explain_paths
 from stepscope.ui.html.comparison import write_comparison
 from stepscope.ui.terminal.comparison import print_comparison
 from stepscope.ui.topics.comparison import name_table, phase_table, phases_and_rest, run_table

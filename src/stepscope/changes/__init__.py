@@ -19,7 +19,7 @@ from stepscope.changes import (
     precision,
     run,
 )
-from stepscope.changes.change import Application, Change, Prediction
+from stepscope.changes.change import Application, Change, WhatIf
 
 # A family's changes are applied and listed in its order, families in this one.
 _FAMILIES = (precision, kernels, optimizer, loader, host, communication, memory, run)
@@ -32,7 +32,7 @@ _PREDICTED_FIRST = (
 )
 
 CHANGES: dict[str, Change] = {}
-PREDICTED: dict[str, Prediction] = {}  # those that `whatif` predicts
+PREDICTED: dict[str, WhatIf] = {}  # those that `whatif` predicts
 APPLIED: dict[str, Application] = {}  # those that `run --with` and `tune` apply
 
 # The two spellings of one change: what `run --with` says -> what `whatif` says, and back. Both

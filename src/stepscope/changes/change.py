@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Remedy
 
 
-class Part(str):
+class Code(str):
     """A function or record of another room, as `predict.whatifs.precision:predict`."""
 
     __slots__ = ()
@@ -68,13 +68,13 @@ class ApplyStage(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class WhatIf:
     """How `whatif` predicts a change: `part(context, value)` gives an Outcome (predict)."""
 
-    part: Part | Callable[[Any, str], Any]
+    part: Code | Callable[[Any, str], Any]
     _: KW_ONLY
     help: str  # one line for `stepscope whatif --list`
-    label: str | Part | Callable[[str], str]  # what people call it; {} stands for the value
+    label: str | Code | Callable[[str], str]  # what people call it; {} stands for the value
     stage: ApplyStage
     takes_value: bool = True
     value_is_optional: bool = False
@@ -104,7 +104,7 @@ class Application:
     Otherwise it is shown as found and not kept, with the `--allow` that would keep it.
     """
 
-    part: Part
+    part: Code
     effect: Effect
     _: KW_ONLY
     may_be: Effect | None = None
@@ -134,7 +134,7 @@ class Change:
     id: str
     action: str = ""  # what to do, as a finding says it; none for what is only predicted
     _: KW_ONLY
-    prediction: Prediction | None = None
+    prediction: WhatIf | None = None
     application: Application | None = None
     predicted_as: tuple[str, ...] = ()
     setting: str = ""
@@ -150,7 +150,7 @@ class Change:
         """Return what people call the predicted change with this value."""
         assert self.prediction is not None
         label = self.prediction.label
-        if isinstance(label, Part):
+        if isinstance(label, Code):
             label = label.load()
         if not isinstance(label, str):
             return label(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.changes.change import Application, ApplyStage, Change, Effect, Part, Prediction
+from stepscope.changes.change import Application, ApplyStage, Change, Code, Effect, WhatIf
 from stepscope.changes.memory import describe_factor
 from stepscope.text.words import plural
 
@@ -23,7 +23,7 @@ CHANGES = (
         "Run all but the last backward pass of a step under DDP's no_sync(): gradients are "
         "then exchanged once a step",
         application=Application(
-            Part("fix.remedies.sync_once:SYNC_ONCE"),
+            Code("fix.remedies.sync_once:SYNC_ONCE"),
             Effect.ROUNDING,
             values=(),
             family="ddp-passes",  # a static graph and no_sync() exclude each other
@@ -33,7 +33,7 @@ CHANGES = (
         "bucket-view",
         "Pass gradient_as_bucket_view=True to DDP: gradients are not copied into buckets",
         application=Application(
-            Part("fix.remedies.ddp:BUCKET_VIEW"),
+            Code("fix.remedies.ddp:BUCKET_VIEW"),
             Effect.ROUNDING,  # DDP divides by the number of ranks instead of multiplying by 1/ranks
         ),
     ),
@@ -41,7 +41,7 @@ CHANGES = (
         "static-graph",
         "Pass static_graph=True to DDP: it looks for unused parameters only once",
         application=Application(
-            Part("fix.remedies.ddp:STATIC_GRAPH"),
+            Code("fix.remedies.ddp:STATIC_GRAPH"),
             Effect.ROUNDING,  # sums of more than two ranks may be made in another order
             family="ddp-passes",  # a static graph and no_sync() exclude each other
         ),
@@ -49,15 +49,15 @@ CHANGES = (
     Change(
         "bucket-mb",
         "Change bucket_cap_mb of DDP: smaller buckets start earlier, larger ones need fewer calls",
-        prediction=Prediction(
-            Part("predict.whatifs.ranks:predict_bucket_mb"),
+        prediction=WhatIf(
+            Code("predict.whatifs.ranks:predict_bucket_mb"),
             help="DDP's bucket_cap_mb: exchange gradients in buckets of N MiB (bucket-mb=25)",
             label="DDP buckets of {} MiB",
             stage=ApplyStage.BUCKETS,
             keeps_peak=True,
         ),
         application=Application(
-            Part("fix.remedies.ddp:BUCKET_MB"),
+            Code("fix.remedies.ddp:BUCKET_MB"),
             Effect.ROUNDING,  # sums of more than two ranks are made in another order
             values=("5", "10", "50", "100", "1"),
             family="ddp-buckets",
@@ -69,7 +69,7 @@ CHANGES = (
         "first-bucket-mb",
         "Change the size of DDP's first bucket: a smaller one starts earlier in backward",
         application=Application(
-            Part("fix.remedies.ddp:FIRST_BUCKET_MB"),
+            Code("fix.remedies.ddp:FIRST_BUCKET_MB"),
             Effect.ROUNDING,
             values=("0.25", "4"),
             family="ddp-buckets",
@@ -78,26 +78,26 @@ CHANGES = (
     Change(
         "tuned-buckets",
         "Let stepscope try DDP's bucket sizes during the first 58 steps and use the fastest",
-        application=Application(Part("fix.ddp.remedy:FIX"), Effect.ROUNDING, family="ddp-buckets"),
+        application=Application(Code("fix.ddp.remedy:FIX"), Effect.ROUNDING, family="ddp-buckets"),
     ),
     Change(
         "compress-gradients",
         "Register DDP's bf16_compress_hook: gradients are exchanged in half the bytes",
         application=Application(
-            Part("fix.remedies.ddp:COMPRESS_GRADIENTS"), Effect.ROUNDING, family="ddp-hook"
+            Code("fix.remedies.ddp:COMPRESS_GRADIENTS"), Effect.ROUNDING, family="ddp-hook"
         ),
         predicted_as=("bandwidth=2",),  # bf16 gradients are half the bytes of fp32 ones
     ),
     Change(
         "no-buffer-broadcast",
         "Pass broadcast_buffers=False to DDP: running statistics stay each rank's own",
-        application=Application(Part("fix.remedies.ddp:NO_BUFFER_BROADCAST"), Effect.TRAINING),
+        application=Application(Code("fix.remedies.ddp:NO_BUFFER_BROADCAST"), Effect.TRAINING),
     ),
     Change(
         "powersgd",
         "Register DDP's powerSGD_hook: gradients are exchanged as low-rank matrices",
         application=Application(
-            Part("fix.remedies.ddp:POWERSGD"),
+            Code("fix.remedies.ddp:POWERSGD"),
             Effect.TRAINING,
             values=("1", "4"),
             family="ddp-hook",
@@ -105,8 +105,8 @@ CHANGES = (
     ),
     Change(
         "workers",
-        prediction=Prediction(
-            Part("predict.whatifs.ranks:predict_workers"),
+        prediction=WhatIf(
+            Code("predict.whatifs.ranks:predict_workers"),
             help="N data-parallel workers, each with its own batch (workers=8; 8:strong divides "
             "one batch)",
             label=_label_workers,
@@ -117,19 +117,19 @@ CHANGES = (
     ),
     Change(
         "hosts",
-        prediction=Prediction(
-            Part("predict.whatifs.ranks:predict_hosts"),
+        prediction=WhatIf(
+            Code("predict.whatifs.ranks:predict_hosts"),
             help="N hosts, each with its ranks and batches (hosts=8; hosts=8:10GB/s:20us states "
             "the link)",
-            label=Part("predict.whatifs.ranks:label_hosts"),
+            label=Code("predict.whatifs.ranks:label_hosts"),
             stage=ApplyStage.WORKERS,
             keeps_peak=True,
         ),
     ),
     Change(
         "zero",
-        prediction=Prediction(
-            Part("predict.whatifs.ranks:predict_zero"),
+        prediction=WhatIf(
+            Code("predict.whatifs.ranks:predict_zero"),
             help="shard optimizer state (1), also gradients (2), also parameters (3) over the "
             "workers",
             label="ZeRO stage {}",
@@ -139,8 +139,8 @@ CHANGES = (
     Change(
         "bandwidth",
         "Send fewer bytes with DDP's bf16_compress_hook, or use a faster link",
-        prediction=Prediction(
-            Part("predict.whatifs.ranks:predict_bandwidth"),
+        prediction=WhatIf(
+            Code("predict.whatifs.ranks:predict_bandwidth"),
             help="links with N times the bandwidth (bandwidth=2)",
             label=lambda value: f"{describe_factor(value)} the bandwidth",
             stage=ApplyStage.LINKS,
@@ -154,8 +154,8 @@ CHANGES = (
     ),
     Change(
         "latency",
-        prediction=Prediction(
-            Part("predict.whatifs.ranks:predict_latency"),
+        prediction=WhatIf(
+            Code("predict.whatifs.ranks:predict_latency"),
             help="collectives with N times the latency (latency=0.5)",
             label=lambda value: f"{describe_factor(value)} the latency",
             stage=ApplyStage.LINKS,
@@ -165,8 +165,8 @@ CHANGES = (
     Change(
         "no-straggler",
         "Bring the slow rank up to the pace of the others",
-        prediction=Prediction(
-            Part("predict.whatifs.slow_ranks:predict_no_straggler"),
+        prediction=WhatIf(
+            Code("predict.whatifs.slow_ranks:predict_no_straggler"),
             help="the slowest rank takes as long as the median rank",
             label="no slow rank",
             stage=ApplyStage.BALANCE,
@@ -181,8 +181,8 @@ CHANGES = (
     ),
     Change(
         "consistency",
-        prediction=Prediction(
-            Part("predict.whatifs.slow_ranks:predict_consistency"),
+        prediction=WhatIf(
+            Code("predict.whatifs.slow_ranks:predict_consistency"),
             help="train through a parameter server (strong, bounded:3, eventual or weak:4)",
             label=lambda value: f"a parameter server with {value} consistency",
             stage=ApplyStage.BALANCE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.changes.change import Application, ApplyStage, Change, Effect, Part, Prediction
+from stepscope.changes.change import Application, ApplyStage, Change, Code, Effect, WhatIf
 
 
 def _label_threads(value: str) -> str:
@@ -22,15 +22,15 @@ CHANGES = (
     Change(
         "threads",
         "Set OMP_NUM_THREADS to the number of free cores per rank",
-        prediction=Prediction(
-            Part("predict.whatifs.threads:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.threads:predict"),
             help="N threads for a CPU step (fit: one per free core)",
             label=_label_threads,
             stage=ApplyStage.THREADS,
             keeps_peak=True,
         ),
         application=Application(
-            Part("fix.remedies.cores:THREADS"),
+            Code("fix.remedies.cores:THREADS"),
             Effect.ROUNDING,
             values=("cores", "half"),
             family="threads",
@@ -41,20 +41,20 @@ CHANGES = (
         "one-thread",
         "Set OMP_NUM_THREADS=1: no operator here is long enough to share",
         application=Application(
-            Part("fix.remedies.cores:ONE_THREAD"), Effect.ROUNDING, family="threads"
+            Code("fix.remedies.cores:ONE_THREAD"), Effect.ROUNDING, family="threads"
         ),
         setting="threads=1",
     ),
     Change(
         "pin-ranks",
         "Give each rank cores of its own with taskset -c",
-        application=Application(Part("fix.remedies.cores:PIN_RANKS"), Effect.ROUNDING),
+        application=Application(Code("fix.remedies.cores:PIN_RANKS"), Effect.ROUNDING),
     ),
     Change(
         "cpu-allocator",
         "Load tcmalloc or jemalloc with LD_PRELOAD: CPU memory is then allocated and freed faster",
         application=Application(
-            Part("fix.remedies.host:CPU_ALLOCATOR"),
+            Code("fix.remedies.host:CPU_ALLOCATOR"),
             Effect.BIT_IDENTICAL,
             values=("tcmalloc", "jemalloc"),
         ),
@@ -62,30 +62,30 @@ CHANGES = (
     Change(
         "flush-denormal",
         "Call torch.set_flush_denormal(True) before training: denormal values become 0",
-        application=Application(Part("fix.remedies.host:FLUSH_DENORMAL"), Effect.ROUNDING),
+        application=Application(Code("fix.remedies.host:FLUSH_DENORMAL"), Effect.ROUNDING),
     ),
     Change(
         "onednn",
         "Set torch.backends.mkldnn.enabled = True",
-        application=Application(Part("fix.remedies.host:ONEDNN"), Effect.ROUNDING),
+        application=Application(Code("fix.remedies.host:ONEDNN"), Effect.ROUNDING),
     ),
     Change(
         "vectors",
         "Unset ATEN_CPU_CAPABILITY: torch then uses the widest vectors",
-        application=Application(Part("fix.remedies.host:VECTORS"), Effect.ROUNDING),
+        application=Application(Code("fix.remedies.host:VECTORS"), Effect.ROUNDING),
     ),
     Change(
         "expandable-segments",
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments grow instead of "
         "leaving holes",
         application=Application(
-            Part("fix.remedies.host:EXPANDABLE_SEGMENTS"), Effect.BIT_IDENTICAL
+            Code("fix.remedies.host:EXPANDABLE_SEGMENTS"), Effect.BIT_IDENTICAL
         ),
     ),
     Change(
         "gc-freeze",
         "Call gc.freeze() once model and data are built: collections then skip those objects",
-        application=Application(Part("fix.remedies.host:GC_FREEZE"), Effect.BIT_IDENTICAL),
+        application=Application(Code("fix.remedies.host:GC_FREEZE"), Effect.BIT_IDENTICAL),
         predicted_as=("no-stalls=gc",),
     ),
     Change(
@@ -96,8 +96,8 @@ CHANGES = (
     ),
     Change(
         "no-stalls",
-        prediction=Prediction(
-            Part("predict.whatifs.waits:predict_no_stalls"),
+        prediction=WhatIf(
+            Code("predict.whatifs.waits:predict_no_stalls"),
             help="every step is a typical one (no-stalls=data,gc removes only stalls of these "
             "causes)",
             label=_label_no_stalls,
@@ -114,8 +114,8 @@ CHANGES = (
         "no-sync",
         "Move .item(), .cpu() and print() of tensors out of the step, or call them every N "
         "steps. Copy with non_blocking=True",
-        prediction=Prediction(
-            Part("predict.whatifs.waits:predict_no_sync"),
+        prediction=WhatIf(
+            Code("predict.whatifs.waits:predict_no_sync"),
             help="without calls that wait for the GPU (.item(), .cpu(), synchronize)",
             label="no blocking calls",
             stage=ApplyStage.STOP_WAITING,
@@ -126,7 +126,7 @@ CHANGES = (
             needs_ceilings=False,
         ),
         application=Application(
-            Part("fix.remedies.blocking_reads:NO_SYNC"), Effect.BIT_IDENTICAL, patch_only=True
+            Code("fix.remedies.blocking_reads:NO_SYNC"), Effect.BIT_IDENTICAL, patch_only=True
         ),
         predicted_as=("no-sync",),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.changes.change import Application, ApplyStage, Change, Effect, Part, Prediction
+from stepscope.changes.change import Application, ApplyStage, Change, Code, Effect, WhatIf
 
 
 def _label_compile(value: str) -> str:
@@ -18,7 +18,7 @@ CHANGES = (
         "channels-last",
         "Convert model and inputs to torch.channels_last",
         application=Application(
-            Part("fix.remedies.kernels:CHANNELS_LAST"),
+            Code("fix.remedies.kernels:CHANNELS_LAST"),
             Effect.ROUNDING,
             after=frozenset({"precision"}),
         ),
@@ -27,7 +27,7 @@ CHANGES = (
         "cudnn-benchmark",
         "Set torch.backends.cudnn.benchmark = True: cuDNN tries its algorithms",
         application=Application(
-            Part("fix.remedies.kernels:CUDNN_BENCHMARK"),
+            Code("fix.remedies.kernels:CUDNN_BENCHMARK"),
             Effect.ROUNDING,
             after=frozenset({"channels-last", "precision"}),
         ),
@@ -35,8 +35,8 @@ CHANGES = (
     Change(
         "compile",
         "Call torch.compile(model): it fuses operators and launches fewer kernels",
-        prediction=Prediction(
-            Part("predict.whatifs.compile:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.compile:predict"),
             help="torch.compile: fuse neighboring operators; reduce-overhead also launches them as "
             "CUDA graphs",
             label=_label_compile,
@@ -46,7 +46,7 @@ CHANGES = (
             joins_peak=True,
         ),
         application=Application(
-            Part("fix.remedies.kernels:COMPILE"),
+            Code("fix.remedies.kernels:COMPILE"),
             Effect.RANDOM,  # it draws the random numbers of dropout in its own way
             may_be=Effect.ROUNDING,
             values=("default", "reduce-overhead", "max-autotune-no-cudagraphs"),
@@ -64,8 +64,8 @@ CHANGES = (
         "no-breaks",
         "Rewrite the line so that torch.compile can trace it, or move it out of the compiled "
         "function",
-        prediction=Prediction(
-            Part("predict.whatifs.waits:predict_no_breaks"),
+        prediction=WhatIf(
+            Code("predict.whatifs.waits:predict_no_breaks"),
             help="without graph breaks: torch.compile makes one graph where lines of code split it"
             " now",
             label="no graph breaks",
@@ -110,8 +110,8 @@ CHANGES = (
     Change(
         "cuda-graphs",
         "Capture the step with torch.cuda.graph() and replay it: one launch per step",
-        prediction=Prediction(
-            Part("predict.whatifs.cuda_graphs:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.cuda_graphs:predict"),
             help="launch the whole step as one CUDA graph",
             label="CUDA graphs",
             stage=ApplyStage.LAUNCH_ONCE,
@@ -124,8 +124,8 @@ CHANGES = (
     ),
     Change(
         "gpu",
-        prediction=Prediction(
-            Part("predict.other_gpu.step:predict_gpu"),
+        prediction=WhatIf(
+            Code("predict.other_gpu.step:predict_gpu"),
             help="another GPU, by name (gpu=H100) or by a file that describes it",
             label=_label_gpu,
             stage=ApplyStage.GPU,
@@ -135,8 +135,8 @@ CHANGES = (
     ),
     Change(
         "remove",
-        prediction=Prediction(
-            Part("predict.whatifs.by_name:predict_without"),
+        prediction=WhatIf(
+            Code("predict.whatifs.by_name:predict_without"),
             help="without kernels and operators whose name matches (remove=REGEX)",
             label="no {}",
             stage=ApplyStage.REMOVE,
@@ -146,8 +146,8 @@ CHANGES = (
     ),
     Change(
         "scale",
-        prediction=Prediction(
-            Part("predict.whatifs.by_name:predict_scaled"),
+        prediction=WhatIf(
+            Code("predict.whatifs.by_name:predict_scaled"),
             help="kernels, or else CPU events, whose name matches take FACTOR times as long",
             label="scaling {}",
             stage=ApplyStage.SCALE,

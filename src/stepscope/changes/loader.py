@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.changes.change import Application, ApplyStage, Change, Effect, Part, Prediction
+from stepscope.changes.change import Application, ApplyStage, Change, Code, Effect, WhatIf
 from stepscope.text.words import counted
 
 
@@ -16,8 +16,8 @@ CHANGES = (
     Change(
         "loader-workers",
         "Set num_workers of the DataLoader",
-        prediction=Prediction(
-            Part("predict.whatifs.loader_workers:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.loader_workers:predict"),
             help="N worker processes of the DataLoader (0: the training thread makes its batches)",
             label=_label_workers,
             stage=ApplyStage.STOP_WAITING,
@@ -25,7 +25,7 @@ CHANGES = (
             needs_ceilings=False,
         ),
         application=Application(
-            Part("fix.remedies.loader:LOADER_WORKERS"),
+            Code("fix.remedies.loader:LOADER_WORKERS"),
             Effect.RANDOM,
             may_be=Effect.BIT_IDENTICAL,
             values=("2", "4", "8", "1", "0"),
@@ -42,7 +42,7 @@ CHANGES = (
         "persistent-workers",
         "Set persistent_workers=True: the DataLoader's workers then outlive an epoch",
         application=Application(
-            Part("fix.remedies.loader:PERSISTENT_WORKERS"),
+            Code("fix.remedies.loader:PERSISTENT_WORKERS"),
             Effect.RANDOM,
             may_be=Effect.BIT_IDENTICAL,
             after=frozenset({"loader-workers"}),
@@ -52,7 +52,7 @@ CHANGES = (
         "prefetch-factor",
         "Raise prefetch_factor of the DataLoader: every worker then loads more batches ahead",
         application=Application(
-            Part("fix.remedies.loader:PREFETCH_FACTOR"),
+            Code("fix.remedies.loader:PREFETCH_FACTOR"),
             Effect.BIT_IDENTICAL,
             values=("4", "8"),
             after=frozenset({"loader-workers"}),
@@ -61,7 +61,7 @@ CHANGES = (
     Change(
         "pin-memory",
         "Set pin_memory=True in the DataLoader, and copy with non_blocking=True",
-        application=Application(Part("fix.remedies.loader:PIN_MEMORY"), Effect.BIT_IDENTICAL),
+        application=Application(Code("fix.remedies.loader:PIN_MEMORY"), Effect.BIT_IDENTICAL),
     ),
     Change(
         "prefetch",
@@ -71,8 +71,8 @@ CHANGES = (
     Change(
         "no-data-wait",
         "Try more DataLoader workers (num_workers) and a longer prefetch (prefetch_factor)",
-        prediction=Prediction(
-            Part("predict.whatifs.waits:predict_no_data_wait"),
+        prediction=WhatIf(
+            Code("predict.whatifs.waits:predict_no_data_wait"),
             help="every batch is ready when the step needs it",
             label="every batch ready in time",
             stage=ApplyStage.STOP_WAITING,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.changes.change import Application, ApplyStage, Change, Effect, Part, Prediction
+from stepscope.changes.change import Application, ApplyStage, Change, Code, Effect, WhatIf
 from stepscope.records.change_values import read_target
 
 _FACTORS = {0.5: "half", 2.0: "twice"}
@@ -43,7 +43,7 @@ CHANGES = (
         "activation-checkpointing",
         "Wrap blocks in torch.utils.checkpoint: backward then recomputes their activations",
         application=Application(
-            Part("fix.remedies.memory:ACTIVATION_CHECKPOINTING"),
+            Code("fix.remedies.memory:ACTIVATION_CHECKPOINTING"),
             Effect.BIT_IDENTICAL,
             saves="memory",
         ),
@@ -53,15 +53,15 @@ CHANGES = (
         "scan-backward",
         "Call stepscope.fix.scan.scan_backward(model): it runs the backward pass of nn.RNN, "
         "nn.GRU and nn.LSTM in chunks at the same time",
-        application=Application(Part("fix.scan.remedy:FIX"), Effect.ROUNDING),
+        application=Application(Code("fix.scan.remedy:FIX"), Effect.ROUNDING),
         setting="scan",
     ),
     Change(
         "save-memory",
         "Call stepscope.fix.save_memory(model): it saves less for backward, by recomputing "
         "what is cheap and encoding what compresses exactly",
-        prediction=Prediction(
-            Part("predict.whatifs.save_memory:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.save_memory:predict"),
             help="save less for backward: within 5%, half (0.5), a budget (12GB), for 2x the "
             "batch, or max",
             label=_label_save_memory,
@@ -70,7 +70,7 @@ CHANGES = (
             saves_memory=("5%",),
         ),
         application=Application(
-            Part("fix.remedies.memory:SAVE_MEMORY"),
+            Code("fix.remedies.memory:SAVE_MEMORY"),
             Effect.BIT_IDENTICAL,
             values=("5%", "15%"),
             family="recompute",
@@ -82,13 +82,13 @@ CHANGES = (
         "sdpa",
         "Replace hand-written attention by torch.nn.functional.scaled_dot_product_attention",
         application=Application(
-            Part("fix.remedies.attention:SDPA"), Effect.ROUNDING, patch_only=True
+            Code("fix.remedies.attention:SDPA"), Effect.ROUNDING, patch_only=True
         ),
     ),
     Change(
         "checkpoint",
-        prediction=Prediction(
-            Part("predict.whatifs.checkpoint:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.checkpoint:predict"),
             help="recompute blocks in backward (blocks), or stop doing so (none)",
             label=_label_checkpoint,
             stage=ApplyStage.RECOMPUTE,
@@ -105,8 +105,8 @@ CHANGES = (
     ),
     Change(
         "scan",
-        prediction=Prediction(
-            Part("predict.whatifs.scan:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.scan:predict"),
             help="backward through recurrent layers in chunks that run at the same time",
             label="scan backward",
             stage=ApplyStage.SCALE,
@@ -123,8 +123,8 @@ CHANGES = (
     Change(
         "batch",
         "Use a larger batch: each operator has more to do per call",
-        prediction=Prediction(
-            Part("predict.whatifs.batch:predict_batch"),
+        prediction=WhatIf(
+            Code("predict.whatifs.batch:predict_batch"),
             help="another batch size, as a number or a factor (x2)",
             label=_label_batch,
             stage=ApplyStage.BATCH,
@@ -137,8 +137,8 @@ CHANGES = (
         "fuse",
         "Train several of these models together in one process: `stepscope sweep`, or "
         "stepscope.fix.fuse",
-        prediction=Prediction(
-            Part("predict.whatifs.fuse:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.fuse:predict"),
             help="train N models of one architecture together, for N times the samples (fuse=8)",
             label="{} models trained together",
             stage=ApplyStage.BATCH,
@@ -149,8 +149,8 @@ CHANGES = (
         "accumulate",
         "Accumulate gradients over N passes under no_sync(): ranks then communicate once in N"
         " passes",
-        prediction=Prediction(
-            Part("predict.whatifs.batch:predict_accumulate"),
+        prediction=WhatIf(
+            Code("predict.whatifs.batch:predict_accumulate"),
             help="N micro-batches per optimizer step (accumulate=4)",
             label="{} micro-batches per step",
             stage=ApplyStage.ACCUMULATE,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stepscope.changes.change import Application, ApplyStage, Change, Effect, Part, Prediction
+from stepscope.changes.change import Application, ApplyStage, Change, Code, Effect, WhatIf
 
 CHANGES = (
     Change(
         "optimizer",
-        prediction=Prediction(
-            Part("predict.whatifs.optimizer:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.optimizer:predict"),
             help="create the optimizer as foreach or fused",
             label="a {} optimizer",
             stage=ApplyStage.OPTIMIZER,
@@ -20,7 +20,9 @@ CHANGES = (
         "fused-optimizer",
         "Pass fused=True to the optimizer",
         application=Application(
-            Part("fix.remedies.optimizer:FUSED_OPTIMIZER"), Effect.ROUNDING, family="optimizer"
+            Code("fix.remedies.optimizer:FUSED_OPTIMIZER"),
+            Effect.ROUNDING,
+            family="optimizer",
         ),
         setting="optimizer=fused",
     ),
@@ -28,13 +30,15 @@ CHANGES = (
         "foreach-optimizer",
         "Pass foreach=True to the optimizer: one call updates all parameters",
         application=Application(
-            Part("fix.remedies.optimizer:FOREACH_OPTIMIZER"), Effect.ROUNDING, family="optimizer"
+            Code("fix.remedies.optimizer:FOREACH_OPTIMIZER"),
+            Effect.ROUNDING,
+            family="optimizer",
         ),
         setting="optimizer=foreach",
     ),
     Change(
         "set-to-none",
         "Call zero_grad(set_to_none=True): gradients are written, not added to zeros",
-        application=Application(Part("fix.remedies.optimizer:SET_TO_NONE"), Effect.BIT_IDENTICAL),
+        application=Application(Code("fix.remedies.optimizer:SET_TO_NONE"), Effect.BIT_IDENTICAL),
     ),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stepscope.changes.change import Application, ApplyStage, Change, Effect, Part, Prediction
+from stepscope.changes.change import Application, ApplyStage, Change, Code, Effect, WhatIf
 
 CHANGES = (
     Change(
         "precision",
-        prediction=Prediction(
-            Part("predict.whatifs.precision:predict"),
+        prediction=WhatIf(
+            Code("predict.whatifs.precision:predict"),
             help="matmuls in tf32, bf16, fp16 (autocast) or fp8",
             label="{}",
             stage=ApplyStage.PRECISION,
@@ -20,7 +20,7 @@ CHANGES = (
         "tf32",
         'Call torch.set_float32_matmul_precision("high"): tensors stay fp32, matmuls use TF32',
         application=Application(
-            Part("fix.remedies.precision:TF32"), Effect.ROUNDING, family="precision"
+            Code("fix.remedies.precision:TF32"), Effect.ROUNDING, family="precision"
         ),
         setting="precision=tf32",
     ),
@@ -28,7 +28,7 @@ CHANGES = (
         "bf16",
         "Run forward and loss under bf16 autocast",
         application=Application(
-            Part("fix.remedies.precision:BF16"),
+            Code("fix.remedies.precision:BF16"),
             Effect.RANDOM,  # dropout's kernels of 16 bits draw others
             may_be=Effect.ROUNDING,
             family="precision",
@@ -41,7 +41,7 @@ CHANGES = (
         "fp16",
         'Run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a GradScaler',
         application=Application(
-            Part("fix.remedies.precision:FP16"),
+            Code("fix.remedies.precision:FP16"),
             Effect.RANDOM,  # dropout's kernels of 16 bits draw others
             may_be=Effect.ROUNDING,
             family="precision",

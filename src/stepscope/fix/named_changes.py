@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stepscope.changes import APPLIED, APPLIED_AS, CHANGES, did_you_mean
-from stepscope.changes.change import Application, Change, Effect, Part
+from stepscope.changes.change import Application, Change, Code, Effect
 from stepscope.errors import UsageError
 from stepscope.fix.declaration import Fix
 from stepscope.fix.proposal import Proposal
@@ -198,7 +198,7 @@ def draw_others(training: TrainingProcess, value: str) -> None:
 def _control(
     name: str, effect: Effect, value: str, apply: Callable[[TrainingProcess, str], None]
 ) -> ChosenChange:
-    application = Application(Part("fix.named_changes:CONTROLS"), effect, values=(value,))
+    application = Application(Code("fix.named_changes:CONTROLS"), effect, values=(value,))
     fix = Fix(
         fits=lambda _facts, _value: None, patch=lambda _script, _value: Proposal(), apply=apply
     )

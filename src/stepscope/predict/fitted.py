@@ -29,7 +29,7 @@ class FittedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 @cache
 def read_fitted(file: str) -> dict[str, FittedNumber]:
     """Return the rows of one file of data/ by name, read when a module first needs one."""
-    text = (DATA / f"{file}.json").read_bytes()
+    text = Path(__file__).with_name("data").joinpath(f"{file}.json").read_bytes()
     return {row.name: row for row in msgspec.json.decode(text, type=list[FittedNumber])}
 
 

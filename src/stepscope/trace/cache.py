@@ -231,7 +231,7 @@ def _is_abandoned(file: IO[bytes], written: float) -> bool:
 # One file of the cache: a Trace as a head of JSON, then its columns as they are in memory.
 #
 # An entry is refused if its list of columns differs in any name, type, offset or length from what
-# this version writes, or if its values break a rule of consistency.py, whatever its checksums.
+# this version writes, or if its values break a rule of find_inconsistency, whatever its checksums.
 
 MAGIC = b"stepscope-columns\n"
 _ALIGN = 64

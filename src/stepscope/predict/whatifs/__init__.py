@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stepscope.changes import CHANGES, PREDICTED, WHATIF_OF, did_you_mean
-from stepscope.changes.change import Part, Prediction
+from stepscope.changes.change import Code, WhatIf
 from stepscope.errors import UsageError
 from stepscope.records.prediction import Setting
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 
-def find_prediction(name: str) -> Prediction:
+def find_prediction(name: str) -> WhatIf:
     """Return how a change is predicted, or raise UsageError for a name that nothing has."""
     if name in PREDICTED:
         return PREDICTED[name]
@@ -35,7 +35,7 @@ def find_prediction(name: str) -> Prediction:
 def predict_change(name: str, context: StepContext, value: str) -> Outcome:
     """Make one change to a step."""
     part = find_prediction(name).part
-    outcome: Outcome = (part.load() if isinstance(part, Part) else part)(context, value)
+    outcome: Outcome = (part.load() if isinstance(part, Code) else part)(context, value)
     return outcome
 
 

@@ -144,7 +144,8 @@ def answer(line: bytes) -> dict[str, Any]:
 
 def main() -> None:
     """Answer until stdin closes."""
-    answers = os.fdopen(os.dup(1), "wb")
+    stdout = os.dup(1)
+    answers = os.fdopen(stdout, "wb")
     os.dup2(2, 1)
     if "--background" in sys.argv[1:]:
         os.nice(_NICE)
