@@ -152,8 +152,8 @@ def test_a_defect_in_explaining_is_not_the_jobs_exit_code(tmp_path: Path) -> Non
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'stepscope' in ' '.join(sys.orig_argv) and 'train.py' in ' '.join(sys.orig_argv):\n"
-        "    import stepscope.ui.cli.explain as explain\n"
-        "    explain.explain_paths = lambda *_, **__: 1 / 0\n"
+        "    import stepscope.ui.api as api\n"
+        "    api.explain_paths = lambda *_, **__: 1 / 0\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "stepscope", "run", "--out", str(tmp_path / "run"), "--", script],
