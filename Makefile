@@ -185,8 +185,7 @@ bench: $(VENV)/installed $(PEERS)/installed
 bench-capture: $(VENV)/installed
 	$(BIN)/python benchmarks/capture.py --slice 0.3 --pin --pairs 16 --wait 500 --ranks 2 \
 		$(CAPTURE_OPTIONS) -- benchmarks/workloads/timed_workload.py tabular --steps 1000
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/switched.py \
-		--blocks 200 --length 10 --settle 1 -- benchmarks/workloads/timed_workload.py tabular
+	$(BIN)/python benchmarks/short_steps.py
 
 bench-predict: $(VENV)/installed
 	$(BIN)/python benchmarks/prediction.py $(SHARED_TRACES)/h200

@@ -317,7 +317,7 @@ class Event:
     def __del__(self) -> None:
         self._device.alive -= 1
 
-    def record(self) -> None:
+    def record(self, _stream: Any = None) -> None:
         self._device.touch("record")
 
     def query(self) -> bool:

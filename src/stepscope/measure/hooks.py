@@ -10,12 +10,14 @@ import gc
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.cuda_graphs import gate
+from stepscope.measure.loader_hooks import watch_data_loaders
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.patches import (
+    LeftAlone,
     is_tracing,
     know_as_unpatched,
     replace,
@@ -27,16 +29,12 @@ from stepscope.measure.patches import (
     wrap,
 )
 from stepscope.measure.processes import watch_leaving
-from stepscope.measure.steps.loaders import count_elements
+from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.steps.phases import (
     ENTER,
-    EXHAUSTED,
-    FETCH,
-    FETCHED,
     GRAPHS,
     LEAVE,
     MODE,
-    NO_BATCH,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
 # Code that torch.compile traces must see none of it (see patches.py): replacements that it traces
 # anyway ask `is_compiling` first, which is a constant there.
 
+_ENGINE = "_engine_run_backward"
 _CREATE_GRAPH = 2  # its place among the engine's arguments after the outputs
 
 
@@ -73,13 +72,28 @@ def _watch_optimizers(session: Session) -> None:
         register_optimizer_step_pre_hook,
     )
 
+    pace = session.pace
+    passing, ends, others, seen = pace.passing, pace.ends, pace.others, pace.seen
+    append = ends.append
+
+    # Steps that are not noted (pace.py) end here, without any further call.
+
     @untraced
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        return session.before_optimizer(optimizer, args, kwargs)
+        return None if passing.on else session.before_optimizer(optimizer, args, kwargs)
 
     @untraced
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        session.after_optimizer(optimizer)
+        if passing.on and optimizer is passing.anchor():
+            append(perf_counter_ns())
+            if seen:
+                seen.clear()
+            if len(ends) >= passing.room:
+                session.stretch_ends()
+        elif passing.on and id(optimizer) in others and id(optimizer) not in seen:
+            seen.add(id(optimizer))
+        else:
+            session.after_optimizer(optimizer)
 
     when_detached(register_optimizer_step_pre_hook(before).remove)
     when_detached(register_optimizer_step_post_hook(after).remove)
@@ -94,22 +108,20 @@ def _watch_engine(session: Session) -> None:
     import torch.autograd.graph
 
     original = torch.autograd.graph._engine_run_backward
-    notes = session.notes
+    notes, passing = session.notes, session.pace.passing
 
     @surrounds
     @functools.wraps(original)
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if passing.on:
+            return _unnoted_pass(session, original, outputs, args, kwargs)
         if is_tracing():
             return original(outputs, *args, **kwargs)
+        called = perf_counter_ns()
         if not kwargs.get("accumulate_grad"):
             result = original(outputs, *args, **kwargs)
-            if (
-                not (len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH]))
-                and not session.in_backward
-            ):
-                if session.trial is not None and get_ident() == session.thread:
-                    session.trial.gradient_was_taken(outputs, session.number)
-                session.gradient_was_taken()
+            if not (len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH])):
+                _gradient_was_taken(session, outputs)
             return result
         trains = get_ident() == session.thread
         if not session.passes_ended:
@@ -118,21 +130,59 @@ def _watch_engine(session: Session) -> None:
             outermost = session.pass_begins(outputs)
             if session.trial is not None and outermost:
                 session.trial.pass_begins(outputs, session.number)
-            notes.append((ENTER, perf_counter_ns(), "backward"))
+            now = perf_counter_ns()
+            notes.append((ENTER, now, "backward"))
+            session.own_ns += now - called
             if session.phases_wanted:
                 session.phase_changes("backward", entering=True)
         try:
             return original(outputs, *args, **kwargs)
         finally:
             if trains:
-                notes.append((LEAVE, perf_counter_ns(), "backward"))
-                if session.phases_wanted:
-                    session.phase_changes("backward", entering=False)
-                session.pass_ends(outermost)
+                _pass_ends(session, outermost)
 
     # torch.autograd holds a name of its own for it; tracers replace and restore both.
-    replace(torch.autograd, "_engine_run_backward", run_backward)
-    replace(torch.autograd.graph, "_engine_run_backward", run_backward)
+    for place in (torch.autograd, torch.autograd.graph):
+        _replace_engine(session, place, original, run_backward)
+
+
+def _pass_ends(session: Session, outermost: bool) -> None:
+    now = perf_counter_ns()
+    session.notes.append((LEAVE, now, "backward"))
+    if session.phases_wanted:
+        session.phase_changes("backward", entering=False)
+    session.pass_ends(outermost)
+    session.own_ns += perf_counter_ns() - now
+
+
+def _replace_engine(session: Session, place: Any, original: Any, replacement: Any) -> None:
+    """Not in every step: but where others train, a long pass waits for them, so each is timed."""
+    replace(place, _ENGINE, replacement)
+    if rank_and_world()[1] == 1:
+        left = LeftAlone(place, _ENGINE, original, replacement)
+        session.engines.append(left)
+        when_detached(left.come_back)
+
+
+def _gradient_was_taken(session: Session, outputs: Any) -> None:
+    """By torch.autograd.grad, and no gradient of it will be."""
+    if session.in_backward:
+        return
+    if session.trial is not None and get_ident() == session.thread:
+        session.trial.gradient_was_taken(outputs, session.number)
+    session.gradient_was_taken()
+
+
+def _unnoted_pass(session: Session, original: Any, outputs: Any, args: Any, kwargs: Any) -> Any:
+    """In a step that is not noted, unless the pass takes long."""
+    began = perf_counter_ns()
+    result = original(outputs, *args, **kwargs)
+    ended = perf_counter_ns()
+    if ended - began > session.pace.limit and session.pace.passing.here:
+        session.note_from_here(began)
+        session.notes.append((ENTER, began, "backward"))
+        session.notes.append((LEAVE, ended, "backward"))
+    return result
 
 
 def _watch_grad_scaler(session: Session) -> None:
@@ -148,9 +198,9 @@ def _watch_grad_scaler(session: Session) -> None:
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(self, optimizer, *args, **kwargs)
-            before = session.optimizers.calls
+            before = session.optimizers.calls + session.number
             result = original(self, optimizer, *args, **kwargs)
-            if session.optimizers.calls == before:
+            if session.optimizers.calls + session.number == before:
                 session.step_was_seen(skipped=True)
             return result
 
@@ -312,11 +362,11 @@ def _watch(session: Session, module: Any) -> None:
 
     for name, replacement in zip(_METHODS, (capture_begin, capture_end, replay), strict=True):
         wrap(graph, name, replacement)
-    _watch_maker(module)
+    _watch_maker(session, module)
 
 
 @never_raise
-def _watch_maker(module: Any) -> None:
+def _watch_maker(session: Session, module: Any) -> None:
     """It runs passes before it captures, which train nothing."""
     original = getattr(module, _MAKER, None)
     if original is None:
@@ -325,6 +375,8 @@ def _watch_maker(module: Any) -> None:
     @surrounds
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
+        if session.pace.passing.here:
+            session.note_from_here()
         call = _Preparation()
         gate.begin(call)
         try:
@@ -339,6 +391,8 @@ def _watch_maker(module: Any) -> None:
 
 @never_raise
 def _begins(session: Session, graph: Any) -> None:
+    if session.pace.passing.here:
+        session.note_from_here()
     gate.begin(graph)
     setattr(graph, _CALLS, session.optimizers.calls)
 
@@ -347,118 +401,6 @@ def _begins(session: Session, graph: Any) -> None:
 def _ends(session: Session, graph: Any) -> None:
     gate.end(graph)
     setattr(graph, _TRAINS, session.optimizers.calls > getattr(graph, _CALLS))
-
-
-# When a DataLoader creates its iterator, fetches a batch and, in a worker, makes one.
-#
-# The code is flat, because calls are expensive while the processor's caches are cold (see
-# phases.py).
-
-
-def watch_data_loaders(session: Session) -> None:
-    def attach(module: Any) -> None:
-        _watch_fetches(session, module._BaseDataLoaderIter)
-        _watch_iterators(session, module.DataLoader)
-
-    when_imported("torch.utils.data.dataloader", attach)
-    when_imported("torch.utils.data._utils.fetch", lambda module: _watch_making(session, module))
-
-
-def _watch_fetches(session: Session, owner: Any) -> None:
-    """A loader and its iterators are known by their sampler, which they share."""
-    from torch import is_grad_enabled
-    from torch.compiler import is_compiling
-
-    ends_steps = session.settings.step_on == "dataloader"
-    notes, start_up, of_sampler = session.notes, session.start_up, session.loaders.of_sampler
-    original = owner.__next__
-
-    def following(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or get_ident() != session.thread:
-            return original(self, *args, **kwargs)
-        if ends_steps:
-            session.boundary()
-        loader = id(getattr(self, "_index_sampler", None))
-        began, used = perf_counter_ns(), thread_time_ns()
-        notes.append((FETCH, began, (loader, False, is_grad_enabled())))
-        if session.phases_wanted:
-            session.phase_changes("data", entering=True)
-        elements, batch = NO_BATCH, None
-        try:
-            batch = original(self, *args, **kwargs)
-            elements = count_elements(batch)
-            return batch
-        except StopIteration:
-            elements = EXHAUSTED
-            raise
-        finally:
-            ended = perf_counter_ns()
-            notes.append((FETCHED, ended, elements))
-            if session.phases_wanted:
-                session.phase_changes("data", entering=False)
-            if start_up.waits:
-                start_up.batch_arrived()
-            use = of_sampler(loader)
-            if use is not None and elements == EXHAUSTED:
-                use.ended(ended - began)
-            elif use is not None and elements != NO_BATCH:
-                spent = thread_time_ns() - used
-                use.fetched(ended - began, spent, batch, plain=session.is_plain)
-
-    wrap(owner, "__next__", following)
-
-
-def _watch_iterators(session: Session, owner: Any) -> None:
-    """Creating an iterator starts the workers: the first batch waits for that."""
-    from torch import is_grad_enabled
-    from torch.compiler import is_compiling
-
-    ends_steps = session.settings.step_on == "dataloader"
-    notes, start_up, loaders = session.notes, session.start_up, session.loaders
-    original = owner.__iter__
-
-    def iterate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or get_ident() != session.thread:
-            return original(self, *args, **kwargs)
-        if start_up.asks:
-            start_up.batch_asked_for()
-        if ends_steps:
-            session.boundary()
-        loaders.begins(self)
-        loader = id(getattr(self, "_index_sampler", None))
-        began = perf_counter_ns()
-        notes.append((FETCH, began, (loader, True, is_grad_enabled())))
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            ended = perf_counter_ns()
-            notes.append((FETCHED, ended, NO_BATCH))
-            loaders.created(ended - began)
-
-    wrap(owner, "__iter__", iterate)
-
-
-def _watch_making(session: Session, module: Any) -> None:
-    """In workers that were forked: batches are made there."""
-    made = session.loaders.made
-    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        owner = getattr(module, name, None)
-        if owner is not None:
-            wrap(owner, "fetch", _timed(owner.fetch, made))
-
-
-def _timed(original: Any, made: Any) -> Any:
-    from torch.compiler import is_compiling
-
-    def fetch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return original(self, *args, **kwargs)
-        began, used = perf_counter_ns(), thread_time_ns()
-        batch = original(self, *args, **kwargs)
-        made(perf_counter_ns() - began, thread_time_ns() - used)
-        return batch
-
-    return fetch
 
 
 # What else a training thread does inside a step: evaluates, saves, collects garbage, compiles.
@@ -514,6 +456,7 @@ def _watch_collector(session: Session) -> None:
         if phase == "start":
             began = now
         elif began and now - began >= SHORTEST_COLLECTION_NS:
+            session.note_from_here(began)
             notes.append((ENTER, began, "gc"))
             notes.append((LEAVE, now, "gc"))
 
@@ -527,13 +470,17 @@ def _watch_modes(session: Session) -> None:
     from torch.nn import Module
 
     original = Module.train
-    notes = session.notes
+    notes, passing = session.notes, session.pace.passing
     inside = False
 
     def train(self: Any, mode: bool = True) -> Any:
         nonlocal inside
         if inside or is_compiling() or get_ident() != session.thread:
             return original(self, mode)
+        if passing.on:
+            if mode:  # it trains already
+                return original(self, mode)
+            session.note_from_here()
         inside = True
         try:
             return original(self, mode)
@@ -574,6 +521,7 @@ def _as_phase(session: Session, original: Callable[..., Any], phase: str) -> Cal
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or get_ident() != session.thread:
             return original(*args, **kwargs)
+        session.note_from_here()
         notes.append((ENTER, perf_counter_ns(), phase))
         try:
             return original(*args, **kwargs)
@@ -593,6 +541,7 @@ def _watch_compiler(session: Session, module: Any) -> None:
         nonlocal before
         session.compiler.begins(getattr(args[0], "compile_id", None) if args else None)
         if get_ident() == session.thread:
+            session.note_from_here()
             before = _graphs_compiled()
             notes.append((ENTER, perf_counter_ns(), "compile"))
 

@@ -47,6 +47,25 @@ def replace_until(owner: Any, name: str, replacement: Any) -> Undo:
     return restore
 
 
+class LeftAlone:
+    """A replacement that takes turns with what it replaces, unless somebody else has replaced it
+    since."""
+
+    def __init__(self, owner: Any, name: str, original: Any, replacement: Any) -> None:
+        self._owner, self._name = owner, name
+        self._original, self._replacement = original, replacement
+
+    def leave(self) -> None:
+        self._put(self._original, self._replacement)
+
+    def come_back(self) -> None:
+        self._put(self._replacement, self._original)
+
+    def _put(self, function: Any, instead_of: Any) -> None:
+        if vars(self._owner).get(self._name) is instead_of:
+            setattr(self._owner, self._name, function)
+
+
 def wrap(owner: Any, name: str, replacement: Any) -> None:
     """Replace a function by one that calls it, until detached; see `surrounds`."""
     replace(owner, name, surrounds(functools.update_wrapper(replacement, getattr(owner, name))))

@@ -80,7 +80,10 @@ class RunningSession(Protocol):
     """The session as parts below it see it."""
 
     settings: Settings
-    number: int  # of the running step
+
+    @property
+    def number(self) -> int:
+        """Of the running step."""
 
     def wake(self, step: int) -> None: ...
     def close(self, *, at_once: bool = False) -> None: ...

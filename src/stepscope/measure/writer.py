@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import add, sub
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic, thread_time_ns, time
 from typing import IO, Any, Protocol
 
 from stepscope.measure import folder as layout
@@ -33,6 +33,7 @@ from stepscope.records.folders import (
     ROUNDING,
     STEP,
     WALL,
+    WALLS,
     part_name,
 )
 
@@ -109,8 +110,11 @@ class LineWriter:
         packing: StepPacking | None = None,
         *,
         flush_s: float = FLUSH_S,
+        spent: Callable[[int, int], object] = lambda _lines, _ns: None,
     ) -> None:
+        """`spent` is told how many lines were written and what processor time that took."""
         self._path = path
+        self._spent, self._written = spent, 0
         self._flush_s = flush_s
         self._packing = packing
         self._queue = queue
@@ -135,10 +139,12 @@ class LineWriter:
     def _run(self) -> None:
         # At round times of the wall clock, so that all ranks of a job lose this time together.
         while not self._stop.wait(self._flush_s - time() % self._flush_s):
+            began, self._written = thread_time_ns(), 0
             self._drain()
             self._pack()
             if self.beside is not None:
                 self.beside()
+            self._spent(self._written, thread_time_ns() - began)
 
     def _pack(self) -> None:
         """Until it is done, or lines wait to be written: that comes first."""
@@ -163,6 +169,7 @@ class LineWriter:
     def _write(self, *, last: bool) -> None:
         try:
             append_lines(self._path, self._unwritten, alone=True)
+            self._written += len(self._unwritten)
             if self._packing is not None:
                 self._packing.wrote(len(self._unwritten))
         except OSError as error:
@@ -179,8 +186,8 @@ class LineWriter:
 # on disk, and only then are its lines cut from steps.jsonl. A kill in between leaves steps in both
 # files, and readers count them once.
 
-BLOCK = 20_000  # steps of a packed part
-KEPT = 2_000  # steps that always stay in steps.jsonl, for those who watch a running job
+BLOCK = 20_000  # lines of a packed part
+KEPT = 2_000  # lines that always stay in steps.jsonl, for those who watch a running job
 _PIECE_LINES = 32  # about 0.2 ms
 _PIECE_NUMBERS = 1000
 _GZIP = 31  # zlib's name for a gzip file
@@ -191,12 +198,19 @@ class PartColumns:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.lines = 0
+        self._stretches: list[Line] = []
         self._columns: dict[str, array[int]] = {}
         self._marks: dict[str, list[int]] = {name: [] for name in MARKS}
         self._step = self._end = 0  # of the last line
         self._unit = 0  # of rounded fields
 
     def add(self, lines: list[Line]) -> None:
+        self.lines += len(lines)
+        self._stretches += [line for line in lines if WALLS in line]
+        lines = [line for line in lines if WALLS not in line]
+        if not lines:
+            return
         names = set().union(*lines)
         for name in names.intersection(MARKS):
             places = enumerate(lines, self.steps)
@@ -227,7 +241,7 @@ class PartColumns:
 
     def _round(self, columns: dict[str, list[int]]) -> None:
         """After that, `other_ns` is what the rounded phases leave: phases still add up."""
-        unit = self._unit = self._unit or _power_of_ten(min(columns[WALL]) // ROUNDING)
+        unit = self._unit = self._unit or power_of_ten(min(columns[WALL]) // ROUNDING)
         for name in ROUNDED.intersection(columns):
             columns[name] = [value // unit for value in columns[name]]  # ABSENT stays negative
 
@@ -241,11 +255,11 @@ class PartColumns:
             yield from _numbers(column, base[name])
             yield b"]"
         units = dict.fromkeys(ROUNDED.intersection(self._columns), self._unit)
-        about = {"base": base, "unit": units, "marks": self._marks}
+        about = {"base": base, "unit": units, "marks": self._marks, "stretches": self._stretches}
         yield f"}}, {json.dumps(about)[1:]}".encode()
 
 
-def _power_of_ten(limit: int) -> int:
+def power_of_ten(limit: int) -> int:
     """The largest one up to this limit, at least 1."""
     power = 1
     while 10 * power <= limit:
@@ -319,14 +333,14 @@ class StepPacking:
                 layout.remove(part)
                 raise
             self._parts += 1
-        self._lines -= columns.steps
+        self._lines -= columns.lines
         self._wanted = BLOCK + KEPT
 
 
 def _read_block(tail: IO[bytes], columns: PartColumns) -> Iterator[None]:
     """The first BLOCK lines; the file is then read up to their end."""
-    while columns.steps < BLOCK:
-        lines = list(islice(iter(tail.readline, b""), min(_PIECE_LINES, BLOCK - columns.steps)))
+    while columns.lines < BLOCK:
+        lines = list(islice(iter(tail.readline, b""), min(_PIECE_LINES, BLOCK - columns.lines)))
         if not lines:
             raise ValueError("steps.jsonl is shorter than what was written to it")
         columns.add(json.loads(b"[%s]" % b",".join(lines)))

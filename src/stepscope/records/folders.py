@@ -20,6 +20,11 @@ from typing import ClassVar, Literal
 # `end_unix_ns` as the time since the previous end that is no part of this step. Wall times are
 # exact; a few parts of them lose digits that no measurement has (ROUNDED). Both ends of the
 # program, capture and readers, take names and fields from here.
+#
+# Of short steps only some are noted in full. A line of a stretch of others has the number of its
+# first step in `step`, how many they are in `steps`, and their wall times in `walls`: a letter of
+# Python's array and base64 of little-endian numbers, in multiples of `unit`. Its other times are
+# those of the whole stretch. Packed parts hold these lines as they are, in `stretches`.
 
 STEPS_FILE = "steps.jsonl"
 PACKED_SCHEMA = 1
@@ -36,6 +41,7 @@ PHASE_FIELDS = (
     "gc_ns",
     "compile_ns",
     "between_epochs_ns",
+    "unnoted_ns",
 )
 EXTRA_FIELDS = (
     "epoch_gap_ns",
@@ -51,6 +57,7 @@ EXTRA_FIELDS = (
 # that phases still add up.
 ROUNDED = frozenset((*PHASE_FIELDS[:4], "device_ns", "cpu_wait_ns"))
 ROUNDING = 100_000
+WALLS = "walls"
 MARKS = ("window", "first", "last", "memory", "skipped", "host")
 _PART = re.compile(r"steps-(\d{5})\.json\.gz")
 

@@ -105,6 +105,10 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     major_faults: Ints | None = None  # pages read from disk
     retries: Ints | None = None  # of the device's allocator
     graphs: Ints | None = None  # compiled by dynamo in this step
+    # Of short steps only some are noted in full: of the others this time is divided among the
+    # phases as in noted steps near them. None where all are noted.
+    unnoted_ns: Ints | None = None
+    ours_ns: int = 0  # how much longer a step is because it is noted
 
     def __len__(self) -> int:
         return len(self.number)
@@ -130,12 +134,21 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
         return rest
 
     @property
+    def noted(self) -> StepFlags:
+        """Whose phases were all noted."""
+        if self.unnoted_ns is None:
+            return np.ones(len(self), np.bool_)
+        return self.unnoted_ns <= 0
+
+    @property
     def step_ns(self) -> Ints:
         """Each step's own time: the device's if it was measured, else the host's; never the time
-        between epochs."""
+        between epochs, nor what noting it took."""
         own = self.wall_ns
         if self.device_ns is not None:
             own = np.where(self.device_ns >= 0, self.device_ns, own)
+        if self.ours_ns:
+            own = np.where(self.noted, np.maximum(own - self.ours_ns, 1), own)
         return own if self.epoch_gap_ns is None else np.maximum(own - self.epoch_gap_ns, 0)
 
 

@@ -193,6 +193,16 @@ class OwnPython(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[OwnLine, ...] = ()  # the costliest first
 
 
+class NotedSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a run of short steps: capture noted the phases of some only, so as to cost nothing."""
+
+    steps: int
+    noted: int  # of them
+    noting_ms: float  # a noted step takes longer by that; step times are without it
+    # Of the noted steps: share of the time, with the ends of its 95% interval.
+    phases: dict[str, tuple[float, float, float]]
+
+
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's steps, from the first to the last."""
 
@@ -213,6 +223,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     loader: LoaderUse | None = None  # that feeds the training; None: not captured
     stacks: tuple[StackDifference, ...] = ()  # by cause of stalls; not in the JSON
     own_python: OwnPython | None = None  # None: too few samples
+    noted: NotedSteps | msgspec.UnsetType = msgspec.UNSET  # unset: all steps were
     notes: tuple[str, ...] = ()
 
 

@@ -4,6 +4,7 @@ attempts one after another, of a job on several hosts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,11 +13,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.job import Job
+from stepscope.records.normal import NORMAL_95
 from stepscope.records.quality import Note
 from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns
 from stepscope.records.run import (
     ACCOUNT,
     AccountPart,
+    NotedSteps,
     RankRun,
     RankSpread,
     RunAccount,
@@ -24,6 +27,7 @@ from stepscope.records.run import (
     WholeRun,
 )
 from stepscope.step.arrays import Bools
+from stepscope.text import figures
 from stepscope.text.words import counted
 
 # Steps follow each other: each begins where the one before ended. What lies before the first batch
@@ -33,6 +37,7 @@ from stepscope.text.words import counted
 
 _OWN_PARTS = ("evaluation", "checkpoint", "between_epochs")
 TRAINING_PHASES = (*USUAL_PHASES, "gc", "compile")
+_FEWEST_NOTED = 4
 _CLOCKS_APART = 0.001  # steps and their ends are read from two clocks, one after the other
 _START_UP = ("launch", "imports", "process_group", "build", "first_batch")
 
@@ -64,6 +69,8 @@ def account_for(steps: StepColumns | None, warm_up: int, times: RunTimes) -> Run
     notes = list(times.notes)
     if steps is not None and len(steps):
         _add_steps(ledger, steps, warm_up)
+        if (noted := find_noted(steps)) is not None:
+            notes.append(noted_words(noted))
         begins = int(steps.end_unix_ns[0] - steps.wall_ns[0])
         first = {phase: int(column[0]) for phase, column in steps.phases_ns.items()}
         # The first step begins when our code is loaded. What is left of it is a first
@@ -166,9 +173,55 @@ def _add_steps(ledger: _Ledger, steps: StepColumns, warm_up: int) -> None:
         if phase in steps.phases_ns
     }
     unphased = int(rest[steady].sum()) - sum(training.values())
+    if steps.unnoted_ns is not None:
+        training, unphased = _in_proportion(training, unphased), 0
     if "compile" in training:
         training["compile"] += int(compiling[ours & ~warm].sum())
     ledger.divide("training", {**training, "other": training.get("other", 0) + unphased})
+
+
+def _in_proportion(parts: dict[str, int], more: int) -> dict[str, int]:
+    """Of long steps that were not noted, what goes beyond a usual step belongs to no phase."""
+    total = sum(parts.values())
+    if not total:
+        return {"other": more}
+    larger = {name: part + part * more // total for name, part in parts.items()}
+    largest = max(larger, key=larger.__getitem__, default="other")
+    larger[largest] = larger.get(largest, 0) + total + more - sum(larger.values())
+    return larger
+
+
+def find_noted(steps: StepColumns | None) -> NotedSteps | None:
+    """None where all steps were noted in full, or too few to speak for the others."""
+    if steps is None or steps.unnoted_ns is None:
+        return None
+    plain = steps.plain & steps.noted
+    count, of = int(plain.sum()), int(steps.plain.sum())
+    if count < _FEWEST_NOTED:
+        return None
+    walls = steps.wall_ns[plain].astype(np.float64)
+    phases = {}
+    for name in USUAL_PHASES:
+        if name in steps.phases_ns:
+            column = steps.phases_ns[name][plain]
+            share = float(column.sum() / walls.sum())
+            error = float(np.std(column - share * walls, ddof=1)) / float(walls.mean())
+            half = NORMAL_95 * error * math.sqrt((1 - count / of) / count)
+            phases[name] = (share, max(0.0, share - half), min(1.0, share + half))
+    return NotedSteps(steps=of, noted=count, noting_ms=steps.ours_ns / 1e6, phases=phases)
+
+
+def noted_words(noted: NotedSteps) -> str:
+    """Where an account of phases comes from."""
+    largest = max(noted.phases.items(), key=lambda item: item[1][0], default=None)
+    phase = ""
+    if largest is not None:
+        _, low, high = largest[1]
+        phase = f" ({largest[0]}: {figures.percent(low)} to {figures.percent(high)})"
+    return (
+        f"steps are short, so the phases of {noted.noted:,} of {noted.steps:,} were noted and stand"
+        f" for all{phase}"
+    )
 
 
 def _time_between(steps: StepColumns, ours: Bools) -> int:

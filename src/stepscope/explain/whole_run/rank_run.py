@@ -8,11 +8,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from stepscope.explain.whole_run.account import account_for
+from stepscope.explain.whole_run.account import account_for, find_noted
 from stepscope.explain.whole_run.stalls import (
     StallSplit,
     find_period,
@@ -92,6 +93,7 @@ def explain_run(
         inputs=levels.inputs,
         memory_growth=find_memory_growth(steps, "host" if steps.device_ns is None else "device"),
         account=account_for(steps, warm_up, times) if times else None,
+        noted=find_noted(steps) or msgspec.UNSET,
         began_ns=times.began_ns if times else None,
         ended_ns=times.ended_ns if times else None,
         series=StepSeries(

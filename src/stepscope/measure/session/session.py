@@ -22,7 +22,7 @@ from stepscope.measure.compiler_log import CompilerLog
 from stepscope.measure.cuda_graphs import gate
 from stepscope.measure.machine import HostLoadMeter
 from stepscope.measure.never_raise import never_raise, note
-from stepscope.measure.patches import surrounds
+from stepscope.measure.patches import LeftAlone, surrounds
 from stepscope.measure.processes import TrainingThread, end_without_destructors, watch_exit
 from stepscope.measure.profiler.extra_windows import StallWatch, WindowRequests
 from stepscope.measure.profiler.sampler import Sampler
@@ -39,11 +39,22 @@ from stepscope.measure.steps.optimizers import (
     Optimizers,
     Passes,
     any_optimizer_created,
+    is_inside_another,
     trained_parameters,
     what_ends_steps,
     with_closure,
 )
-from stepscope.measure.steps.phases import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Note
+from stepscope.measure.steps.pace import Pace
+from stepscope.measure.steps.phases import (
+    AGAIN,
+    ENDED,
+    ENTER,
+    LEAVE,
+    PERHAPS,
+    STRETCH,
+    Note,
+    Stretch,
+)
 from stepscope.measure.steps.step_times import Anchor, StepLines, StepMeter, step_marks
 from stepscope.measure.writer import AsLines, LineWriter, StepPacking, flush_interval_s
 
@@ -65,8 +76,12 @@ class Session:
         self.settings = settings
         self.trial = trial
         self.start_up = StartUp(from_outside=from_outside)
-        self.number = 0  # of the running step
+        self._number = 0
         self._schedule = Schedule.plan(settings)
+        self.pace = Pace()
+        self.engines: list[LeftAlone] = []  # hooks around autograd's, not needed in every step
+        self.own_ns = 0  # what our hooks took of the running step
+        self._began = 0  # the running step; 0 if it was not noted from its beginning
         self._lines = StepLines(self.start_up.began_ns)
         self._meter: StepMeter | None = None
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
@@ -107,6 +122,16 @@ class Session:
     def torch_is_here(self) -> None:
         self._comms.attach()
         processes.record(self.settings.folder, processes.TORCH)
+
+    @property
+    def trained_loaders(self) -> set[int]:
+        """Loaders whose batches are trained on, as far as the writer's thread knows by now."""
+        return self._lines.trained
+
+    @property
+    def number(self) -> int:
+        """Of the running step."""
+        return self.pace.first + len(self.pace.ends) if self.pace.passing.on else self._number
 
     # Called by hooks. Phases count only in the training thread; hooks note them themselves.
 
@@ -179,9 +204,12 @@ class Session:
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """A hook as torch calls it; one optimizer may wrap another."""
         try:
+            began = perf_counter_ns()
             if not self._is_training_thread() or not self.optimizers.begins(optimizer):
                 return None
-            self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
+            now = perf_counter_ns()
+            self.notes.append((ENTER, now, "optimizer"))
+            self.own_ns += now - began
             if self.phases_wanted:
                 self.phase_changes("optimizer", entering=True)
             return with_closure(
@@ -193,6 +221,9 @@ class Session:
 
     def after_optimizer(self, optimizer: Any) -> None:
         try:
+            if self.pace.passing.here:
+                self._unnoted_ends(optimizer)
+                return
             if get_ident() != self.thread or not self.optimizers.ends():
                 return
             self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
@@ -204,6 +235,81 @@ class Session:
         except Exception as error:
             note("after an optimizer's step", error)
 
+    def unnoted_step_ends(self) -> None:
+        """As the hook of optimizers ends one (hooks.py)."""
+        ends = self.pace.ends
+        ends.append(perf_counter_ns())
+        if len(ends) >= self.pace.passing.room:
+            self.stretch_ends()
+
+    def _unnoted_ends(self, optimizer: Any) -> None:
+        """An optimizer has stepped in a step that is not noted, and it is not the anchor."""
+        if self._steps_on_optimizer and not is_inside_another(optimizer):
+            self.note_from_here(ends=True)
+            self._end_steps(self._anchor.ends_steps(optimizer), None)
+
+    @never_raise
+    def note_from_here(self, at: int = 0, *, ends: bool = False) -> None:
+        """Note what happens in the running step from `at` on, by default now; `ends`: that is its
+        end."""
+        if not self.pace.passing.on:
+            return
+        self._end_stretch(at or perf_counter_ns(), None, None, noted=False)
+        self._began = 0
+        if self._parts is not None and self._parts.device is not None:
+            self._parts.device.cut()
+        if not ends:
+            self.optimizers.resume()
+        for other in self.pace.seen_others():
+            self._anchor.ends_steps(other)
+
+    @never_raise
+    def stretch_ends(self) -> None:
+        """The step that begins is noted."""
+        pace, parts = self.pace, self._parts
+        ended = pace.ends[-1]
+        device = parts.device if parts is not None else None
+        events = device.mark() if device is not None else None
+        reading = None
+        if self._meter is not None:
+            reading = self._meter.read(ended, pace.longest(pace.ends))
+        now = perf_counter_ns()
+        self._end_stretch(now, events, reading, noted=True)
+        self._began, self.own_ns = now, now - ended
+
+    def _end_stretch(self, at: int, events: Any, reading: Any, *, noted: bool) -> None:
+        pace = self.pace
+        self._number = self.number
+        ends = pace.end()
+        unix_ns = time_ns() - (perf_counter_ns() - ends[-1]) if ends else 0
+        stretch = Stretch(pace.first, pace.began, ends, unix_ns, events, reading, noted)
+        self.notes.append((STRETCH, at, stretch))
+        for engine in self.engines:
+            engine.come_back()
+
+    def _pass_over(self) -> None:
+        """Do not note the next steps, if that is their turn."""
+        pace = self.pace
+        if not self._may_pass_over:
+            return
+        until = min(pace.next_noted(self._number), self._due - 1)
+        if until > self._number:
+            pace.passing.thread, pace.passing.anchor = self.thread, self._anchor.latest
+            pace.others.clear()
+            pace.others.update(self._anchor.others)
+            pace.begin(self._number, until, perf_counter_ns())
+            pace.passing.room = min(pace.passing.room, self._due - 1 - pace.first)  # see `wake`
+            for engine in self.engines:
+                engine.leave()
+
+    @property
+    def _may_pass_over(self) -> bool:
+        """Whether the next step's end will be seen without its phases."""
+        if self.in_backward or self.phases_wanted or self.trial is not None or not self._alone:
+            return False
+        seen = self.settings.step_on == "call" or (self._steps_on_optimizer and self.passes is None)
+        return seen and not self.optimizers.own_passes
+
     def _end_steps(self, ended: int, passes: Passes | None) -> None:
         """An optimizer's step has shown that this many steps are over, if not `passes` before."""
         if passes is not None and passes.ended_step:
@@ -214,7 +320,7 @@ class Session:
             self._claim.release()
             return
         two = ended == 2 and self.is_plain and self.number + 2 < self._due
-        self.number += two
+        self._number += two
         self._step_ends(two=two)
 
     @property
@@ -242,6 +348,10 @@ class Session:
     def step_was_seen(self, *, skipped: bool = False) -> None:
         """Without a call of an optimizer: a CUDA graph replayed it, or a scaler `skipped` it."""
         if self._steps_on_optimizer and get_ident() == self.thread:
+            if self.pace.passing.on and not skipped:
+                self.unnoted_step_ends()
+                return
+            self.note_from_here()
             self.passes = None
             self._skipped += skipped
             self._step_ends(skipped=skipped)
@@ -256,29 +366,43 @@ class Session:
 
     @never_raise
     def step_ends(self) -> None:
-        if self._is_training_thread():
+        if self.pace.passing.here:
+            self.unnoted_step_ends()
+        elif self._is_training_thread():
             self._step_ends()
 
-    def _step_ends(self, *, skipped: bool = False, last: bool = False, two: bool = False) -> None:
+    def _step_ends(
+        self, at: int = 0, *, skipped: bool = False, last: bool = False, two: bool = False
+    ) -> None:
         """Note the step's times and prepare the next one."""
         if self._closed or gate.is_capturing:
             return
         parts = self._parts or self._become_rank()
         if parts is None:
             return
-        now, number, window = perf_counter_ns(), self.number, self.windows.running is not None
+        now, number = at or perf_counter_ns(), self.number
+        window = self.windows.running is not None
         events = parts.device.mark() if parts.device is not None else None
         marks = step_marks(skipped=skipped, first=self._cut, last=last, own=self._special.mark)
         said = self._meter.read(now) if self._meter is not None else None
         self.notes.append((ENDED, now, (number, time_ns(), window, events, marks, two, said)))
-        self.number = number + 1
+        self._number = number + 1
         self._passed = self._cut = False
         if number + 1 >= self._due or window or marks:
             self._act(parts)
+            self._began = 0
+            return
+        ended = perf_counter_ns()
+        if self._began:
+            self.pace.noted(now - self._began, self.own_ns + ended - now)
+        self._began, self.own_ns = ended, 0
+        self._pass_over()
 
     def wake(self, step: int) -> None:
         """In the writer's thread: the schedule has changed (`_act` reads it and sets `_due`)."""
         self._due = min(self._due, step)
+        passing = self.pace.passing
+        passing.room = min(passing.room, step - 1 - self.pace.first)
 
     def _act(self, parts: RankParts) -> None:
         """The time this takes lies between two steps and belongs to neither."""
@@ -355,7 +479,9 @@ class Session:
             lines = self._stalls = StallWatch(lines, self, self._schedule, folder)
         tail = folder / layout.STEPS
         pause_s = flush_interval_s(world_size)
-        steps = LineWriter(tail, self.notes, lines, StepPacking(tail), flush_s=pause_s)
+        steps = LineWriter(
+            tail, self.notes, lines, StepPacking(tail), flush_s=pause_s, spent=self.pace.wrote
+        )
         self._meter = StepMeter()
         sampler, hz = None, self.settings.sample_hz if choice.traced else 0.0
         if hz > 0:
@@ -394,9 +520,10 @@ class Session:
             "stall_window": self._stalls.content() if self._stalls is not None else None,
             "start_up": self.start_up.content(),
             "counters": self._meter.content() if self._meter is not None else None,
+            "pace": self.pace.content(),
             "after_last_step": self._lines.after_last_step() if status == "finished" else None,
             "remedies": self.trial.remedies() if self.trial is not None else [],
-            "data": self.loaders.content(self._lines.trained_loaders, last=status == "finished"),
+            "data": self.loaders.content(frozenset(self._lines.trained), last=status == "finished"),
         }
         surroundings = {"communication": self._job, "optimizer_lines": self.optimizers.lines}
         surroundings |= {"host_load": self._load.content(), "host_steps": self._special.content()}
@@ -408,6 +535,7 @@ class Session:
         if self._closed or os.getpid() != self._pid:
             return
         self._end_last_step()
+        self.note_from_here()
         self._closed = True
         self.thread = 0
         self._load.pause(self.number)
@@ -434,6 +562,7 @@ class Session:
         has_trained = bool(self.number or self.passes_ended or self.in_backward)
         self._in_fork = True
         self.thread = 0
+        self.pace.passing.on = False
         self.windows.running = None
         self._special.forget()
         if self.windows.ever_started:

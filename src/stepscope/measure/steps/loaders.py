@@ -14,9 +14,13 @@ from collections import Counter
 from collections.abc import Collection
 from statistics import median
 from time import perf_counter_ns, process_time_ns, thread_time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.never_raise import never_raise
+from stepscope.measure.steps.phases import EXHAUSTED
+
+if TYPE_CHECKING:
+    from stepscope.measure.steps.pace import Pace
 
 # Counted while the training runs, a few additions for each batch: the time to make a batch (inside
 # the workers too, where they were forked), the processor time to receive one, and what starting the
@@ -98,6 +102,13 @@ class WatchedLoader:
         self._sums.update(epochs=1, start_ns=wall_ns)
         self._fresh = 0
 
+    def came(self, wall_ns: int, cpu_ns: int, batch: Any, elements: int, *, plain: bool) -> None:
+        """A batch, or word that there is none any more."""
+        if elements == EXHAUSTED:
+            self.ended(wall_ns)
+        else:
+            self.fetched(wall_ns, cpu_ns, batch, plain=plain)
+
     @never_raise
     def fetched(self, wall_ns: int, cpu_ns: int, batch: Any, *, plain: bool) -> None:
         """A batch came; `plain`: no profiler ran. The first ones of an epoch wait for a start."""
@@ -113,6 +124,12 @@ class WatchedLoader:
             sums["count"] += 1
             sums["wall_ns"] += wall_ns
             sums["cpu_ns"] += cpu_ns
+
+    def passed(self, pace: Pace) -> None:
+        """More came in steps that were not noted."""
+        batches, pace.fetched = pace.fetched, 0
+        self._fresh += batches
+        self._sums["batches"] += batches
 
     @never_raise
     def ended(self, wall_ns: int) -> None:

@@ -51,6 +51,10 @@ class Optimizers:
             self.known.add(optimizer)
         return not gate.is_capturing  # what a CUDA graph records does not train
 
+    def resume(self) -> None:
+        """Beginnings were not told for a while: those on the stack are in their steps."""
+        self._running = _on_stack()[::-1]
+
     def ends(self) -> bool:
         """True for an outermost step that trained."""
         if not self._running:
@@ -95,14 +99,24 @@ def _still_running(optimizers: list[Any]) -> list[Any]:
     """Only optimizers on the stack: one whose step raised never reported its end."""
     if not optimizers:
         return optimizers
+    outer = {id(optimizer) for optimizer in _on_stack()[1:]}  # the first is the one that begins now
+    return [optimizer for optimizer in optimizers if id(optimizer) in outer]
+
+
+def _on_stack() -> list[Any]:
+    """Optimizers that are in their steps, the innermost first."""
     running: list[Any] = []
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == _WRAPPER and frame.f_code.co_filename.endswith(_TORCHS):
             running.append(frame.f_locals.get("self"))
         frame = frame.f_back
-    outer = {id(optimizer) for optimizer in running[1:]}  # the first is the one that begins now
-    return [optimizer for optimizer in optimizers if id(optimizer) in outer]
+    return running
+
+
+def is_inside_another(optimizer: Any) -> bool:
+    """Whether this optimizer, whose step is about to end, was called by another one's step."""
+    return any(other is not optimizer for other in _on_stack())
 
 
 # Steps of a training without a torch optimizer, derived from its backward passes.

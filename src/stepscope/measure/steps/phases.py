@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from operator import sub
+from typing import Any, NamedTuple
 
 # The training thread only notes events with their times. The writer's thread attributes the time,
 # many steps at once. Between two notes the training evicts the processor's caches, so a line of
@@ -15,11 +16,11 @@ from typing import Any
 # A phase begins (ENTER) and ends (LEAVE). A step ended (ENDED), or perhaps did (PERHAPS). The time
 # since the last step's end was ours (AGAIN). A module enters training or evaluation mode (MODE). A
 # data loader creates its iterator or fetches a batch (FETCH) and is done (FETCHED). Dynamo compiled
-# some graphs (GRAPHS).
-ENTER, LEAVE, ENDED, AGAIN, PERHAPS, MODE, FETCH, FETCHED, GRAPHS = range(9)
+# some graphs (GRAPHS). A stretch of steps ended of which only the ends were noted (STRETCH).
+ENTER, LEAVE, ENDED, AGAIN, PERHAPS, MODE, FETCH, FETCHED, GRAPHS, STRETCH = range(10)
 
 # An event, its time by the performance counter, and its subject: a phase, the step that ended, a
-# fetch, the elements of a batch, a mode, a number of graphs.
+# fetch, the elements of a batch, a mode, a number of graphs, a stretch.
 Note = tuple[int, int, Any]
 
 # Which loader fetches, whether it creates its iterator, and whether gradients are on.
@@ -31,6 +32,18 @@ EXHAUSTED, NO_BATCH = -1, -2
 # the profiler ran, the device's events around it, marks of what is unusual, whether the first
 # PERHAPS since the previous step's end also ended a step, and what the system says (step_times.py).
 Ended = tuple[int, int, bool, Any, tuple[str, ...], bool, Any]
+
+
+class Stretch(NamedTuple):
+    """Steps of which only the ends were noted; once they are read, wall times stand for ends."""
+
+    first: int
+    began: int
+    ends: list[int]
+    unix_ns: int  # at the end of the last
+    events: Any  # the device's, around them
+    reading: Any  # what the system says at their end (step_times.py)
+    noted: bool  # whether the step that follows is, from its beginning
 
 
 # Batches between the data loader and the steps that train on them.
@@ -192,7 +205,7 @@ class FetchedBatches:
 # garbage collector), compile (inside torch.compile), between_epochs (from the end of a loader that
 # is trained on to its next beginning, without evaluation and checkpoints), other (the rest). They
 # add up to the step. Collections and compilation during evaluation, or between epochs, belong to
-# that.
+# that. Short steps are not all noted (pace.py): what was not is `unnoted`.
 #
 # Whether a stretch was evaluation, or time between epochs, is known only when training goes on.
 # Until then the clock remembers the last batch that was fetched: if a backward pass follows,
@@ -200,13 +213,14 @@ class FetchedBatches:
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 RARE_PHASES = ("evaluation", "checkpoint", "gc", "compile", "between_epochs")
+UNNOTED = "unnoted"
 COUNTS = ("epoch_gap", "elements", "graphs")  # next to the phases, no part of the wall time
 _TRAINING = ("backward", "optimizer")
 # Counted as evaluation while it goes on; as themselves if that turns out to be training.
 _INSIDE = ("gc", "compile")
 
 Spent = dict[str, int]
-_NOTHING: Spent = dict.fromkeys((*PHASES, *RARE_PHASES, *COUNTS, *AWAY), 0)
+_NOTHING: Spent = dict.fromkeys((*PHASES, *RARE_PHASES, UNNOTED, *COUNTS, *AWAY), 0)
 
 
 class StepClock:
@@ -225,14 +239,16 @@ class StepClock:
         self._between = False  # two epochs
         self._epoch_over = False  # the loader is, but batches are still trained on
         self._perhaps: tuple[int, int, Spent] | None = None
+        self._base = "other"  # what follows a stretch
 
     @property
     def unfinished(self) -> Spent:
         """What ran since the last step ended."""
         return self._spent
 
-    def read(self, notes: Iterable[Note]) -> Iterator[tuple[Ended, int, Spent]]:
-        """Every step that ended, its wall time and its phases' times, which add up to it.
+    def read(self, notes: Iterable[Note]) -> Iterator[tuple[Ended, int, Spent] | Stretch]:
+        """Every step that ended, its wall time and its phases' times, which add up to it; and
+        stretches, with wall times for ends.
 
         The end of a phase that never began (a hook added in the middle) changes nothing. AGAIN says
         that the time since the last step's end was ours (a window opened), not the next step's.
@@ -258,15 +274,41 @@ class StepClock:
                 self._spent["graphs"] += it
             elif what == PERHAPS:
                 self._perhaps = self._perhaps or (it, now - self._began, dict(self._spent))
+            elif what == STRETCH:
+                yield from self._pass_over(it, now)
             else:
-                wall, spent = now - self._began, self._spent
-                self._began = now
-                self._spent = _NOTHING.copy()
-                self._last.step_ends()
-                if what == ENDED:
-                    spent["elements"] = self._batches.consumed()
-                    yield from self._split(it, wall, spent)
-                self._perhaps = None
+                yield from self._end(it if what == ENDED else None, now)
+
+    def _end(self, ended: Ended | None, now: int) -> Iterator[tuple[Ended, int, Spent]]:
+        """A step, or what was ours between two."""
+        wall, spent = now - self._began, self._spent
+        self._began = now
+        self._spent = _NOTHING.copy()
+        self._last.step_ends()
+        if self._stack[0] == UNNOTED:
+            self._stack[0] = self._base
+        if ended is not None:
+            spent["elements"] = self._batches.consumed()
+            yield from self._split(ended, wall, spent)
+        self._perhaps = None
+
+    def _pass_over(self, stretch: Stretch, now: int) -> Iterator[Stretch]:
+        """Only the ends of these steps were noted. What follows begins a step now, or goes on in
+        one whose beginning was not noted either."""
+        began = stretch.began
+        if stretch.ends:
+            yield stretch._replace(ends=list(map(sub, stretch.ends, [began, *stretch.ends])))
+            began = stretch.ends[-1]
+        self._spent = _NOTHING.copy()
+        self._last.step_ends()
+        self._perhaps = None
+        if stretch.noted:
+            self._began = now
+            return
+        self._began = began
+        if self._stack[0] != UNNOTED:
+            self._base, self._stack[0] = self._stack[0], UNNOTED
+        self._spent[UNNOTED] = now - began
 
     def _spend_away(self, duration: int, what: int) -> None:
         if what == AGAIN:

@@ -8,14 +8,28 @@ import os
 import resource
 import sys
 import weakref
+from array import array
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import accumulate
+from operator import sub
 from time import monotonic, perf_counter_ns, sleep
 from typing import Any
 
 from stepscope.measure.cuda_graphs import gate
 from stepscope.measure.never_raise import never_raise, note
-from stepscope.measure.steps.phases import COUNTS, PHASES, RARE_PHASES, Ended, Note, StepClock
+from stepscope.measure.steps.phases import (
+    COUNTS,
+    PHASES,
+    RARE_PHASES,
+    UNNOTED,
+    Ended,
+    Note,
+    StepClock,
+    Stretch,
+)
+from stepscope.measure.writer import power_of_ten
 
 _TEXT = (
     '"step": %d, "wall_ns": %d, '
@@ -23,7 +37,7 @@ _TEXT = (
     + '"end_unix_ns": %d, "window": %s'
 )
 # Written only when they are not zero, to keep lines short.
-_RARE = tuple((phase, f', "{phase}_ns": %d') for phase in (*RARE_PHASES, "epoch_gap"))
+_RARE = tuple((phase, f', "{phase}_ns": %d') for phase in (*RARE_PHASES, UNNOTED, "epoch_gap"))
 _RARE += tuple((name, f', "{name}": %d') for name in COUNTS if name != "epoch_gap")
 # How long the end waits for a device that is still busy with the last steps.
 _LAST_WAIT_S, _LOOK_S = 2.0, 0.001
@@ -40,7 +54,12 @@ class StepLines:
 
     def __call__(self, rows: Iterable[Note], *, last: bool = False) -> list[str]:
         """Lines that are complete, in the order of their steps; `last`: nothing will follow."""
-        for step, wall_ns, spent in self._clock.read(rows):
+        for ended in self._clock.read(rows):
+            if isinstance(ended, Stretch):
+                changes = self._readings.changes(ended.reading)
+                self._waiting.append((_stretch_text(ended, changes), ended.events))
+                continue
+            step, wall_ns, spent = ended
             changes = self._readings.changes(step[6])
             self._waiting.append((_text(step, wall_ns, spent, changes), step[3]))
         # A host that ran ahead ends steps before the device: the last ones are waited for, since
@@ -60,14 +79,15 @@ class StepLines:
         return lines
 
     @property
-    def trained_loaders(self) -> frozenset[int]:
+    def trained(self) -> set[int]:
         """Loaders whose batches were trained on, by the ids that their fetches note."""
-        return frozenset(self._clock.trained)
+        return self._clock.trained
 
     def after_last_step(self) -> dict[str, int]:
         """Time since the last step ended, by phase."""
         spent = self._clock.unfinished
-        return {f"{phase}_ns": spent[phase] for phase in (*PHASES, *RARE_PHASES) if spent[phase]}
+        phases = (*PHASES, *RARE_PHASES, UNNOTED)
+        return {f"{phase}_ns": spent[phase] for phase in phases if spent[phase]}
 
     def _device(self, events: Any) -> str | None:
         """None while the device is busy with the step, or a graph is captured."""
@@ -90,6 +110,25 @@ def _text(step: Ended, wall_ns: int, spent: dict[str, int], changes: dict[str, i
     parts += [f', "{name}": {value}' for name, value in changes.items()]
     parts += [f', "{mark}": true' for mark in marks]
     return "".join(parts)
+
+
+_WALLS = (("H", 1 << 16), ("I", 1 << 32), ("q", 1 << 63))
+_DIGITS = 1000  # of a wall time that are kept
+
+
+def _stretch_text(stretch: Stretch, changes: dict[str, int]) -> str:
+    """Wall times as multiples of a power of ten. The ends are rounded, so that sums stay true."""
+    walls = stretch.ends
+    unit = power_of_ten(min(walls) // _DIGITS)
+    ends = [end // unit for end in accumulate(walls)]
+    rounded = list(map(sub, ends, [0, *ends]))
+    kind = next(kind for kind, above in _WALLS if max(rounded) < above)
+    packed = b64encode(array(kind, rounded)).decode()
+    text = (
+        f'"step": {stretch.first}, "steps": {len(walls)}, "wall_ns": {sum(walls)}, '
+        f'"end_unix_ns": {stretch.unix_ns}, "unit": {unit}, "walls": "{kind}{packed}"'
+    )
+    return text + "".join(f', "{name}": {value}' for name, value in changes.items())
 
 
 def step_marks(*, skipped: bool, first: bool, last: bool, own: str | None) -> tuple[str, ...]:
@@ -124,6 +163,18 @@ class Anchor:
     def __init__(self) -> None:
         self._anchor: Callable[[], Any] = lambda: None
         self._others: weakref.WeakSet[Any] | None = None  # stepped once since the anchor did
+        self._known: weakref.WeakSet[Any] | None = None  # ever
+
+    @property
+    def others(self) -> dict[int, Callable[[], Any]]:
+        """Optimizers that stepped without ending a step, by their identity."""
+        known = self._known
+        return {id(one): weakref.ref(one) for one in known} if known else {}
+
+    @property
+    def latest(self) -> Callable[[], Any]:
+        """The anchor, held weakly."""
+        return self._anchor
 
     def ends_steps(self, optimizer: Any) -> int:
         """Call once for every optimizer step: how many training steps have ended by now."""
@@ -135,7 +186,10 @@ class Anchor:
             return 2 if again else 1
         if self._others is None:
             self._others = weakref.WeakSet()
+        if self._known is None:
+            self._known = weakref.WeakSet()
         self._others.add(optimizer)
+        self._known.add(optimizer)
         return 0
 
 
@@ -144,6 +198,7 @@ class DeviceClock:
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
+        self._stream: Any = None
         self._last: Any = None
         self._cut = False  # a graph was captured since
 
@@ -158,6 +213,10 @@ class DeviceClock:
         self._cut = True
         self.mark()
 
+    def cut(self) -> None:
+        """What has run since the last mark is no step, and no stretch of steps."""
+        self._cut = True
+
     def mark(self) -> Any:
         """The pair of events around the step that just ended, or None where there is none."""
         if not self._cuda.is_initialized():
@@ -166,10 +225,21 @@ class DeviceClock:
             self._cut = True
             return None
         event = self._cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._current_stream())
         pair = None if self._last is None or self._cut else (self._last, event)
         self._last, self._cut = event, False
         return pair
+
+    def _current_stream(self) -> Any:
+        """Asking torch for it takes longer than recording the event: only if it is another one."""
+        torch_c = sys.modules["torch"]._C
+        current = getattr(torch_c, "_cuda_getCurrentRawStream", None)
+        if current is None:
+            return None
+        raw = current(torch_c._cuda_getDevice())
+        if self._stream is None or self._stream.cuda_stream != raw:
+            self._stream = self._cuda.current_stream()
+        return self._stream
 
 
 # What the operating system and the allocator say when a step ends.
@@ -204,9 +274,10 @@ class StepMeter:
         self._began: Counters | None = None
         self._failed = False  # to read memory
 
-    def read(self, now: int) -> Reading | None:
-        """A step ended at `now`, by the performance counter."""
-        wall, usual = now - self._ended, self._usual
+    def read(self, now: int, longest: int = 0) -> Reading | None:
+        """A step ended at `now`, by the performance counter; or several did, of which the `longest`
+        took so long."""
+        wall, usual = longest or now - self._ended, self._usual
         self._ended = now
         self._usual = usual + (min(wall, 2 * usual) - usual) // 8 if usual else wall
         if now < self._due and wall <= LONG * usual:

@@ -24,7 +24,13 @@ from stepscope.trace.files import MAX_LINE_BYTES, MissingFileError, is_folder, l
 from stepscope.trace.run_folder.rank_facts import RANK, folder_rank
 from stepscope.trace.run_folder.run_state import RUN, is_run_folder
 from stepscope.trace.run_folder.run_times import read_run_times, stamp_of
-from stepscope.trace.run_folder.step_files import STEP_LINE_FIELDS, StepLine, read_part, step_rows
+from stepscope.trace.run_folder.step_files import read_part
+from stepscope.trace.run_folder.step_lines import (
+    STEP_LINE_FIELDS,
+    StepLine,
+    step_rows,
+    with_unnoted,
+)
 
 Ints = NDArray[np.int64]
 
@@ -207,7 +213,7 @@ def _columns(rows: Ints) -> StepColumns:
         return column if (column != absent).any() else None
 
     phases = {phase: optional(f"{phase}_ns") for phase in ALL_PHASES}
-    return StepColumns(
+    steps = StepColumns(
         number=rows[_FIELDS["step"]],
         wall_ns=rows[_FIELDS["wall_ns"]],
         end_unix_ns=rows[_FIELDS["end_unix_ns"]],
@@ -224,6 +230,7 @@ def _columns(rows: Ints) -> StepColumns:
         retries=optional("retries"),
         graphs=optional("graphs"),
     )
+    return with_unnoted(steps, rows[_FIELDS["unnoted_ns"]])
 
 
 def _fill_in(columns: dict[str, Ints]) -> Ints:

@@ -7,7 +7,6 @@ thousand at a time, and every check is one operation on a column.
 from __future__ import annotations
 
 import zlib
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +32,20 @@ from stepscope.records.quality import (
     MAX_BYTES,
     MAX_DURATION_NS,
     MAX_STAMP_NS,
-    Bytes,
     Count,
-    DurationNs,
     Note,
-    SomeDurationNs,
-    StampNs,
-    StepNumber,
 )
 from stepscope.records.rank import ALL_PHASES, Ints, StepColumns, StepFlags
 from stepscope.text import figures
 from stepscope.text.words import counted
 from stepscope.trace.decode import NotJsonError, Oddities, decode, read_record, read_row_batches
 from stepscope.trace.files import LineFile, list_folder, read_whole
+from stepscope.trace.run_folder.step_lines import (
+    STEP_LINE_FIELDS,
+    StepLine,
+    step_rows,
+    with_unnoted,
+)
 
 Chunk = dict[str, Ints]
 
@@ -256,7 +256,7 @@ def _to_record(columns: Chunk) -> StepColumns:
     nothing = np.zeros(len(columns[STEP]), np.int8)
     marks = {name: columns.get(name, nothing) == 1 for name in MARKS}
     phases = {phase: _known(columns, f"{phase}_ns") for phase in ALL_PHASES}
-    return StepColumns(
+    steps = StepColumns(
         number=columns[STEP],
         wall_ns=columns[WALL],
         end_unix_ns=_known(columns, END),
@@ -266,6 +266,9 @@ def _to_record(columns: Chunk) -> StepColumns:
         whole=~(marks["first"] | marks["last"]),
         **extras,
     )
+    if "unnoted_ns" not in columns:
+        return steps
+    return with_unnoted(steps, _known(columns, "unnoted_ns"))
 
 
 def _known(columns: Chunk, name: str) -> Ints:
@@ -289,6 +292,7 @@ class _Part(msgspec.Struct, frozen=True):
     columns: dict[str, list[int]]
     unit: dict[str, int] = {}
     marks: dict[str, list[int]] = {}
+    stretches: list[StepLine] = []
 
 
 def read_part(file: Path) -> dict[str, Ints]:
@@ -314,7 +318,19 @@ def read_part(file: Path) -> dict[str, Ints]:
         low, high = _bounds(name)
         if values.min() < low or values.max() > high:
             raise UnreadableInputError(f"its column {name} holds values that cannot be true")
-    return columns
+    return _with_stretches(columns, part.stretches) if part.stretches else columns
+
+
+def _with_stretches(columns: Chunk, stretches: list[StepLine]) -> Chunk:
+    """In the order of their steps."""
+    found = _to_chunk(stretches)
+    names = {**columns, **found}
+    joined = {
+        name: np.concatenate([_column(columns, name), _column(found, name)])
+        for name in sorted(names, key=lambda name: name == STEP)
+    }
+    order = np.argsort(joined[STEP], kind="stable")
+    return {name: values[order] for name, values in joined.items()}
 
 
 def _part_column(part: _Part, name: str) -> Ints:
@@ -365,52 +381,3 @@ def _bounds(name: str) -> tuple[int, int]:
     if name in EXTRA_FIELDS and not name.endswith("_ns"):
         return ABSENT, MAX_BYTES
     return ABSENT, MAX_STAMP_NS if name == END else MAX_DURATION_NS
-
-
-# A line of steps.jsonl, and many of them as one array.
-
-
-class StepLine(msgspec.Struct, frozen=True, gc=False):
-    """A line of steps.jsonl; what it lacks is ABSENT, a mark that it lacks is not set."""
-
-    step: StepNumber
-    wall_ns: SomeDurationNs
-    end_unix_ns: StampNs = ABSENT
-    data_ns: DurationNs = ABSENT
-    forward_ns: DurationNs = ABSENT
-    backward_ns: DurationNs = ABSENT
-    optimizer_ns: DurationNs = ABSENT
-    evaluation_ns: DurationNs = ABSENT
-    checkpoint_ns: DurationNs = ABSENT
-    gc_ns: DurationNs = ABSENT
-    compile_ns: DurationNs = ABSENT
-    between_epochs_ns: DurationNs = ABSENT
-    other_ns: DurationNs = ABSENT
-    epoch_gap_ns: DurationNs = ABSENT
-    device_ns: SomeDurationNs | None = ABSENT
-    elements: Count = ABSENT
-    allocated_bytes: Bytes | None = ABSENT
-    cpu_wait_ns: DurationNs = ABSENT
-    major_faults: Count = ABSENT
-    retries: Count = ABSENT
-    graphs: Count = ABSENT
-    window: bool = False
-    first: bool = False
-    last: bool = False
-    memory: bool = False
-    skipped: bool = False
-    host: bool = False
-
-
-STEP_LINE_FIELDS = StepLine.__struct_fields__
-
-
-def step_rows(lines: list[StepLine]) -> Ints:
-    """One row per field, in the order of STEP_LINE_FIELDS; one column per step."""
-    values = chain.from_iterable(map(msgspec.structs.astuple, lines))
-    try:
-        flat = np.fromiter(values, np.int64, len(lines) * len(STEP_LINE_FIELDS))
-    except TypeError:  # a null
-        values = chain.from_iterable(map(msgspec.structs.astuple, lines))
-        flat = np.array([ABSENT if value is None else value for value in values], np.int64)
-    return flat.reshape(len(lines), -1).T
