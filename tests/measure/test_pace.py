@@ -24,7 +24,7 @@ from stepscope.measure.steps.phases import (
     StepClock,
     Stretch,
 )
-from stepscope.measure.steps.step_times import StepLines
+from stepscope.measure.steps.step_times import StepLines, steps_of_stretch
 from stepscope.trace.decode import Oddities
 from stepscope.trace.run_folder.follow_run import StepFollower
 from stepscope.trace.run_folder.step_files import read_step_columns
@@ -73,7 +73,7 @@ def noted_numbers(pace: Pace, last: int) -> list[int]:
     numbers = [pace.next_noted(1)]
     while numbers[-1] < last:
         numbers.append(pace.next_noted(numbers[-1] + 1))
-    return numbers
+    return [number for number in numbers if number <= last]
 
 
 def test_ranks_of_other_costs_note_steps_in_common() -> None:
@@ -93,6 +93,7 @@ def test_noted_steps_have_no_period() -> None:
 def test_the_next_noted_step_is_the_first_of_its_kind_from_anywhere() -> None:
     pace = spent_pace(MS, 50_000)
     numbers = noted_numbers(pace, 3000)
+    assert len(numbers) > 10
     for before, after in pairwise(numbers):
         assert {pace.next_noted(number) for number in range(before + 1, after + 1)} == {after}
 
@@ -304,3 +305,9 @@ def test_a_hostile_stretch_is_left_out() -> None:
     rows = dict(zip(STEP_LINE_FIELDS, step_rows(lines), strict=True))
     assert rows["step"].tolist() == [0, 1]
     assert rows["wall_ns"].tolist() == [5, 7]
+
+
+def test_who_watches_for_stalls_sees_each_step_of_a_stretch() -> None:
+    (_, text) = StepLines(0)([ended(2 * MS, 0), stretch(1, 2 * MS, 3 * MS, 8 * MS)], last=True)
+    each = steps_of_stretch(json.loads(text))
+    assert [(step["step"], step["wall_ns"]) for step in each] == [(1, MS), (2, 5 * MS)]

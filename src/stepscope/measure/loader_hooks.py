@@ -34,19 +34,27 @@ def _watch_fetches(session: Session, owner: Any) -> None:
 
     ends_steps = session.settings.step_on == "dataloader"
     notes, start_up, of_sampler = session.notes, session.start_up, session.loaders.of_sampler
-    passing, trained = session.pace.passing, session.trained_loaders
+    pace, passing = session.pace, session.pace.passing
     original = owner.__next__
 
     def following(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or get_ident() != session.thread:
             return original(self, *args, **kwargs)
+        if passing.on and is_grad_enabled():
+            began = perf_counter_ns()
+            try:
+                batch = original(self, *args, **kwargs)
+            except StopIteration:
+                _note_batch(session, self, began, EXHAUSTED)
+                raise
+            if perf_counter_ns() - began > pace.limit:
+                _note_batch(session, self, began, count_elements(batch))
+            pace.fetched += 1
+            return batch
+        session.note_from_here()
         if ends_steps:
             session.boundary()
         loader = id(getattr(self, "_index_sampler", None))
-        if passing.on:
-            if loader in trained and is_grad_enabled():
-                return _unnoted_batch(session, loader, original, (self, *args), kwargs)
-            session.note_from_here()
         began, used = perf_counter_ns(), thread_time_ns()
         notes.append((FETCH, began, (loader, False, is_grad_enabled())))
         if session.phases_wanted:
@@ -75,23 +83,9 @@ def _watch_fetches(session: Session, owner: Any) -> None:
     wrap(owner, "__next__", following)
 
 
-def _unnoted_batch(
-    session: Session, loader: int, original: Any, args: tuple[Any, ...], kwargs: Any
-) -> Any:
-    """Of a loader that is trained on, in a step that is not noted."""
-    pace, began = session.pace, perf_counter_ns()
-    try:
-        batch = original(*args, **kwargs)
-    except StopIteration:
-        _note_batch(session, loader, began, EXHAUSTED)
-        raise
-    if perf_counter_ns() - began > pace.limit:
-        _note_batch(session, loader, began, count_elements(batch))
-    pace.fetched += 1
-    return batch
-
-
-def _note_batch(session: Session, loader: int, began: int, elements: int) -> None:
+def _note_batch(session: Session, iterator: Any, began: int, elements: int) -> None:
+    """Of a step that was not noted so far: the batch took long, or there is none any more."""
+    loader = id(getattr(iterator, "_index_sampler", None))
     session.note_from_here(began)
     session.notes.append((FETCH, began, (loader, False, True)))
     ended = perf_counter_ns()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepscope.measure import folder as layout
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.profiler.schedule import PlannedWindow, Schedule
+from stepscope.measure.steps.step_times import steps_of_stretch
 from stepscope.records.folders import (
     OTHER,
     PHASE_FIELDS,
@@ -26,6 +27,7 @@ from stepscope.records.folders import (
     REQUEST_SCHEMA,
     STEP,
     WALL,
+    WALLS,
     plan_name,
     step_trace,
 )
@@ -138,7 +140,8 @@ class StallWatch:
 
     def _look(self, lines: list[Line]) -> None:
         for line in lines:
-            self._see(line)
+            for step in steps_of_stretch(line) if WALLS in line else (line,):
+                self._see(step)
         if self._hit is not None or self._asked is not None:
             return
         if self.gave_up:

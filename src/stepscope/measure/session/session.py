@@ -124,11 +124,6 @@ class Session:
         processes.record(self.settings.folder, processes.TORCH)
 
     @property
-    def trained_loaders(self) -> set[int]:
-        """Loaders whose batches are trained on, as far as the writer's thread knows by now."""
-        return self._lines.trained
-
-    @property
     def number(self) -> int:
         """Of the running step."""
         return self.pace.first + len(self.pace.ends) if self.pace.passing.on else self._number
@@ -297,15 +292,18 @@ class Session:
             pace.passing.thread, pace.passing.anchor = self.thread, self._anchor.latest
             pace.others.clear()
             pace.others.update(self._anchor.others)
-            pace.begin(self._number, until, perf_counter_ns())
+            pace.begin(self._number, until)
             pace.passing.room = min(pace.passing.room, self._due - 1 - pace.first)  # see `wake`
             for engine in self.engines:
                 engine.leave()
+            pace.begun(perf_counter_ns())
 
     @property
     def _may_pass_over(self) -> bool:
         """Whether the next step's end will be seen without its phases."""
-        if self.in_backward or self.phases_wanted or self.trial is not None or not self._alone:
+        if self.in_backward or self.phases_wanted or not self._alone:
+            return False
+        if self.trial is not None and self.trial.keeps_losses:
             return False
         seen = self.settings.step_on == "call" or (self._steps_on_optimizer and self.passes is None)
         return seen and not self.optimizers.own_passes
@@ -392,11 +390,12 @@ class Session:
             self._act(parts)
             self._began = 0
             return
-        ended = perf_counter_ns()
-        if self._began:
-            self.pace.noted(now - self._began, self.own_ns + ended - now)
-        self._began, self.own_ns = ended, 0
+        began, self._began = self._began, 0
         self._pass_over()
+        ended = perf_counter_ns()
+        if began:
+            self.pace.noted(now - began, self.own_ns + ended - now)
+        self._began, self.own_ns = ended, 0
 
     def wake(self, step: int) -> None:
         """In the writer's thread: the schedule has changed (`_act` reads it and sets `_due`)."""

@@ -36,7 +36,7 @@ class TrialLog:
         self, training: ChangedTraining | None, stop_after: int, *, keep_losses: bool = True
     ) -> None:
         self._training = training
-        self._keep = keep_losses
+        self.keeps_losses = keep_losses  # of every pass
         self.stop_after = stop_after or sys.maxsize
         self._losses: list[tuple[int, Any]] = []
         self._before_scaling: tuple[Any, Any] | None = None
@@ -60,7 +60,7 @@ class TrialLog:
             self._keep_loss(outputs, step)
 
     def _keep_loss(self, outputs: Any, step: int) -> None:
-        if not self._keep or gate.is_capturing or len(self._losses) >= _MOST_LOSSES:
+        if not self.keeps_losses or gate.is_capturing or len(self._losses) >= _MOST_LOSSES:
             return
         outputs = [outputs] if hasattr(outputs, "detach") else list(outputs)
         total = None
@@ -84,7 +84,7 @@ class TrialLog:
     @never_raise
     def write(self, folder: Path) -> None:
         """When the rank closes."""
-        if self._keep:
+        if self.keeps_losses:
             content = {"schema": layout.SCHEMA, "losses": self._read(), "peak": _peak()}
             layout.try_write_json(folder / TRIAL, content)
         files = self._training.files() if self._training is not None else {}

@@ -23,7 +23,7 @@ from operator import sub
 from threading import get_ident
 from typing import Any
 
-BUDGET = 0.003  # of the training's time
+BUDGET = 0.002  # of the training's time
 # So much is spent at first, whatever the budget: short runs have all their steps noted.
 CREDIT_NS = 8_000_000
 LONG = 1.5  # times a usual step
@@ -117,14 +117,18 @@ class Pace:
             apart *= 2
         return apart
 
-    def begin(self, first: int, until: int, now: int) -> None:
-        """From here on steps are not noted, before the one that is `until`."""
+    def begin(self, first: int, until: int) -> None:
+        """Steps are not noted before the one that is `until`."""
         self.limit = int(LONG * self._usual)
-        self.first, self.began = first, now
+        self.first = first
         self.ends.clear()
         self.seen.clear()
         self.passing.room = until - first
         self.passing.on = True
+
+    def begun(self, now: int) -> None:
+        """The first of them begins."""
+        self.began = now
 
     def end(self) -> list[int]:
         """When each step of the stretch ended."""

@@ -9,7 +9,7 @@ import resource
 import sys
 import weakref
 from array import array
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -129,6 +129,17 @@ def _stretch_text(stretch: Stretch, changes: dict[str, int]) -> str:
         f'"end_unix_ns": {stretch.unix_ns}, "unit": {unit}, "walls": "{kind}{packed}"'
     )
     return text + "".join(f', "{name}": {value}' for name, value in changes.items())
+
+
+def steps_of_stretch(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each step of such a line."""
+    walls = array(line["walls"][0])
+    walls.frombytes(b64decode(line["walls"][1:]))
+    each = (wall * line["unit"] for wall in walls)
+    return [
+        {"step": line["step"] + place, "wall_ns": wall, f"{UNNOTED}_ns": wall}
+        for place, wall in enumerate(each)
+    ]
 
 
 def step_marks(*, skipped: bool, first: bool, last: bool, own: str | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
     from stepscope.ui.loggers.run_log import LogChoice
 
+_LOAD_AFTER_S = 0.5
 AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -199,6 +201,7 @@ def command(
 
         require_place(metrics_file)
     with HeldSignals() as signals:
+        _load_meanwhile(explains=not no_explain)
         run = _begin(out, command, options, job)
         if run is None:
             return run_job(command, None, signals=signals)
@@ -231,6 +234,21 @@ def command(
         if log is not None:
             log.conclude(explanation)
     return code
+
+
+def _load_meanwhile(*, explains: bool) -> None:
+    """What explains the run, while the command starts: later its end would wait for it."""
+
+    def load() -> None:
+        with contextlib.suppress(Exception):
+            import stepscope.ui.api
+            import stepscope.ui.terminal.short  # noqa: F401
+
+    loading = threading.Timer(_LOAD_AFTER_S, load)
+    loading.daemon = True
+    with contextlib.suppress(RuntimeError):  # no more threads
+        if explains:
+            loading.start()
 
 
 def _close_job(part: JobPart) -> list[dict[str, Any]]:

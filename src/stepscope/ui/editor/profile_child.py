@@ -226,7 +226,8 @@ def _progress(folder: Path) -> str:
 def _last_step(file: Path) -> int:
     with contextlib.suppress(UnreadableInputError, ValueError, KeyError, IndexError):
         lines = read_tail(file, _LAST_BYTES).splitlines()
-        return 1 + int(msgspec.json.decode(lines[-1])["step"])
+        last = msgspec.json.decode(lines[-1])
+        return int(last["step"]) + int(last.get("steps", 1))
     return 0
 
 

@@ -327,6 +327,7 @@ class _Process(msgspec.Struct):
 
 class _Step(msgspec.Struct):
     step: StepNumber
+    steps: int = 1  # of a stretch that begins there
 
 
 def isolating_option(command: Sequence[str]) -> str | None:
@@ -421,7 +422,8 @@ def steps_seen(rank: Path) -> int:
         return 0
     for line in reversed(lines):
         with contextlib.suppress(NotJsonError):
-            return decode(line, _Step).step + 1
+            last = decode(line, _Step)
+            return last.step + last.steps
     return 0
 
 
