@@ -211,8 +211,8 @@ def measure() -> list[Budget]:
     source = lines_of(SOURCE)
     comments = round(100 * comment_lines(SOURCE) / source, 1)
     return [
-        Budget("Python lines of src, without blanks", source, 131_300, 95_000),
-        Budget("Python lines of tests, without blanks", lines_of(ROOT / "tests"), 91_200, 60_000),
+        Budget("Python lines of src, without blanks", source, 131_400, 95_000),
+        Budget("Python lines of tests, without blanks", lines_of(ROOT / "tests"), 91_400, 60_000),
         Budget("modules of src", len(trees()), 585, 620),
         Budget("explain of a small trace: files entered", explain.files, 156, 170),
         Budget("explain of a small trace: functions", explain.functions, 1_830, 1_500),

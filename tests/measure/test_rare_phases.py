@@ -139,7 +139,7 @@ def test_functions_and_methods_that_save_are_noted(name: str) -> None:
 
     module: Any = ModuleType("saves")
     module.Trainer, module.dump = Trainer, lambda: 7
-    session: Any = SimpleNamespace(notes=[], thread=get_ident())
+    session: Any = SimpleNamespace(notes=[], thread=get_ident(), note_from_here=list)
     _watch_saving(session, name, module)
     assert (module.dump(), Trainer().save()) == (7, 7)
     noted = [] if name == "Trainer.absent" else [(ENTER, "checkpoint"), (LEAVE, "checkpoint")]

@@ -80,7 +80,7 @@ def _watch_optimizers(session: Session) -> None:
 
     @untraced
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        return None if passing.on else session.before_optimizer(optimizer, args, kwargs)
+        return None if passing.quiet else session.before_optimizer(optimizer, args, kwargs)
 
     @untraced
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -91,7 +91,7 @@ def _watch_optimizers(session: Session) -> None:
             if len(ends) >= passing.room:
                 session.stretch_ends()
         elif passing.on and id(optimizer) in others and id(optimizer) not in seen:
-            seen.add(id(optimizer))
+            seen[id(optimizer)] = perf_counter_ns()
         else:
             session.after_optimizer(optimizer)
 
@@ -175,6 +175,12 @@ def _gradient_was_taken(session: Session, outputs: Any) -> None:
 
 def _unnoted_pass(session: Session, original: Any, outputs: Any, args: Any, kwargs: Any) -> Any:
     """In a step that is not noted, unless the pass takes long."""
+    if session.passes is not None and get_ident() == session.thread:
+        outermost = session.unnoted_pass_begins(outputs)
+        try:
+            return original(outputs, *args, **kwargs)
+        finally:
+            session.unnoted_pass_ends(outermost)
     began = perf_counter_ns()
     result = original(outputs, *args, **kwargs)
     ended = perf_counter_ns()

@@ -39,7 +39,6 @@ from stepscope.measure.steps.optimizers import (
     Optimizers,
     Passes,
     any_optimizer_created,
-    is_inside_another,
     trained_parameters,
     what_ends_steps,
     with_closure,
@@ -110,6 +109,7 @@ class Session:
         self.passes_ended = 0
         self.in_backward = 0
         self._passed = False  # a backward pass ended since the last step did
+        self._takes_gradients = False  # without a backward pass
         self._cut = True  # the running step's beginning was not seen
         self._skipped = 0
         self._closed = False
@@ -164,6 +164,7 @@ class Session:
     def _ask_passes(self, roots: Any) -> None:
         assert self.passes is not None
         if self.passes.begins(roots, optimizer_exists=any_optimizer_created()):
+            self.note_from_here()
             self._step_ends()
             self._cut = True  # the next step has already begun
 
@@ -185,13 +186,17 @@ class Session:
     def _end_pass(self) -> None:
         assert self.passes is not None
         if self.passes.ends(optimizer_exists=any_optimizer_created()):
-            self._step_ends()
+            if self.pace.passing.on:
+                self.unnoted_step_ends()
+            else:
+                self._step_ends()
 
     @never_raise
     def gradient_was_taken(self) -> None:
         """A script without an optimizer took a gradient; it may never call backward."""
         if gate.is_capturing or any_optimizer_created() or not self.first_pass_begins():
             return
+        self._takes_gradients = True
         self.pass_begins()
         self.pass_ends(outermost=True)
         self._claim.release()
@@ -199,6 +204,8 @@ class Session:
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """A hook as torch calls it; one optimizer may wrap another."""
         try:
+            if self.pace.passing.here:
+                self.note_from_here()
             began = perf_counter_ns()
             if not self._is_training_thread() or not self.optimizers.begins(optimizer):
                 return None
@@ -224,11 +231,14 @@ class Session:
             self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
             if self.phases_wanted:
                 self.phase_changes("optimizer", entering=False)
-            if self._steps_on_optimizer:
-                passes, self.passes = self.passes, None
-                self._end_steps(self._anchor.ends_steps(optimizer), passes)
+            self._optimizer_stepped(optimizer)
         except Exception as error:
             note("after an optimizer's step", error)
+
+    def _optimizer_stepped(self, optimizer: Any) -> None:
+        if self._steps_on_optimizer:
+            passes, self.passes = self.passes, None
+            self._end_steps(self._anchor.ends_steps(optimizer), passes)
 
     def unnoted_step_ends(self) -> None:
         """As the hook of optimizers ends one (hooks.py)."""
@@ -239,24 +249,49 @@ class Session:
 
     def _unnoted_ends(self, optimizer: Any) -> None:
         """An optimizer has stepped in a step that is not noted, and it is not the anchor."""
-        if self._steps_on_optimizer and not is_inside_another(optimizer):
+        if not self._steps_on_optimizer or self.passes is not None:
+            return
+        if self.optimizers.look_for_nests():
+            self.note_from_here()  # it ends with the outermost one
+            self.after_optimizer(optimizer)
+        else:
             self.note_from_here(ends=True)
-            self._end_steps(self._anchor.ends_steps(optimizer), None)
+            self._optimizer_stepped(optimizer)
+
+    # Where no optimizer is seen, passes are counted in steps that are not noted as well.
+
+    def unnoted_pass_begins(self, roots: Any) -> bool:
+        """True for a pass that is not inside another one."""
+        self.in_backward += 1
+        if self.in_backward > 1:
+            return False
+        self._ask_passes(roots)
+        return True
+
+    def unnoted_pass_ends(self, outermost: bool) -> None:
+        self.in_backward -= 1
+        if outermost:
+            self._end_pass()
 
     @never_raise
     def note_from_here(self, at: int = 0, *, ends: bool = False) -> None:
         """Note what happens in the running step from `at` on, by default now; `ends`: that is its
         end."""
-        if not self.pace.passing.on:
+        pace = self.pace
+        if not pace.passing.on:
             return
-        self._end_stretch(at or perf_counter_ns(), None, None, noted=False)
+        last = pace.ends[-1] if pace.ends else pace.began
+        seen = pace.seen_others()
+        begins = min([at or perf_counter_ns(), *(stepped for stepped, _ in seen)])
+        self._end_stretch(max(begins, last), None, None, noted=False)
         self._began = 0
         if self._parts is not None and self._parts.device is not None:
             self._parts.device.cut()
-        if not ends:
+        if not ends and self.passes is None:
             self.optimizers.resume()
-        for other in self.pace.seen_others():
+        for stepped, other in seen:
             self._anchor.ends_steps(other)
+            self.notes.append((PERHAPS, stepped, time_ns() - (perf_counter_ns() - stepped)))
 
     @never_raise
     def stretch_ends(self) -> None:
@@ -292,21 +327,24 @@ class Session:
             pace.passing.thread, pace.passing.anchor = self.thread, self._anchor.latest
             pace.others.clear()
             pace.others.update(self._anchor.others)
-            pace.begin(self._number, until)
+            pace.begin(self._number, until, by_passes=self.passes is not None)
             pace.passing.room = min(pace.passing.room, self._due - 1 - pace.first)  # see `wake`
-            for engine in self.engines:
+            for engine in self.engines if self.passes is None else ():
                 engine.leave()
             pace.begun(perf_counter_ns())
 
     @property
     def _may_pass_over(self) -> bool:
         """Whether the next step's end will be seen without its phases."""
-        if self.in_backward or self.phases_wanted or not self._alone:
+        if self.in_backward or self.phases_wanted or self.optimizers.nest or not self._alone:
             return False
         if self.trial is not None and self.trial.keeps_losses:
             return False
-        seen = self.settings.step_on == "call" or (self._steps_on_optimizer and self.passes is None)
-        return seen and not self.optimizers.own_passes
+        if self.settings.step_on == "call":
+            return not self.optimizers.own_passes
+        passes = self.passes
+        seen = passes is None or (passes.ends_steps and not self._takes_gradients)
+        return self._steps_on_optimizer and seen and not self.optimizers.own_passes
 
     def _end_steps(self, ended: int, passes: Passes | None) -> None:
         """An optimizer's step has shown that this many steps are over, if not `passes` before."""
@@ -561,7 +599,7 @@ class Session:
         has_trained = bool(self.number or self.passes_ended or self.in_backward)
         self._in_fork = True
         self.thread = 0
-        self.pace.passing.on = False
+        self.pace.passing.on = self.pace.passing.quiet = False
         self.windows.running = None
         self._special.forget()
         if self.windows.ever_started:

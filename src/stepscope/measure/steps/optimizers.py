@@ -28,6 +28,7 @@ class Optimizers:
         self.lines: list[dict[str, Any]] = []  # where each was first called, for rank.json
         self._latest: Callable[[], Any] = lambda: None
         self._running: list[Any] = []  # inside each other
+        self.nest = False  # steps call steps: of another optimizer, or of their base class
 
     @property
     def own_passes(self) -> bool:
@@ -40,6 +41,7 @@ class Optimizers:
         self._running = _still_running(self._running)
         self._running.append(optimizer)
         if len(self._running) > 1:
+            self.nest = True
             return False
         self.calls += 1
         if self._latest() is not optimizer:
@@ -54,6 +56,11 @@ class Optimizers:
     def resume(self) -> None:
         """Beginnings were not told for a while: those on the stack are in their steps."""
         self._running = _on_stack()[::-1]
+
+    def look_for_nests(self) -> bool:
+        """In a step that is about to end: whether it was called by another one."""
+        self.nest = self.nest or len(_on_stack()) > 1
+        return self.nest
 
     def ends(self) -> bool:
         """True for an outermost step that trained."""
@@ -112,11 +119,6 @@ def _on_stack() -> list[Any]:
             running.append(frame.f_locals.get("self"))
         frame = frame.f_back
     return running
-
-
-def is_inside_another(optimizer: Any) -> bool:
-    """Whether this optimizer, whose step is about to end, was called by another one's step."""
-    return any(other is not optimizer for other in _on_stack())
 
 
 # Steps of a training without a torch optimizer, derived from its backward passes.

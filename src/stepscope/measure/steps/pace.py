@@ -43,10 +43,11 @@ class PassOver:
     """What hooks look at in each step that is not noted: few fields, because between two steps the
     training evicts them from the processor's caches."""
 
-    __slots__ = ("anchor", "on", "room", "thread")
+    __slots__ = ("anchor", "on", "quiet", "room", "thread")
 
     def __init__(self) -> None:
         self.on = False  # only the end of the running step is noted
+        self.quiet = False  # and optimizers end steps: where passes do, one that steps is news
         self.thread = 0  # the one that trains
         self.anchor: Callable[[], Any] = nothing  # the optimizer whose steps end steps, held weakly
         self.room = 0  # steps of this stretch
@@ -65,9 +66,9 @@ class Pace:
         self.first = self.began = 0  # the stretch's first step, and when it began
         self.ends: list[int] = []  # of its steps so far; the same list for all stretches
         self.limit = sys.maxsize  # a pass or a batch that takes longer is noted
-        # Other optimizers that step once in a step, by their identity, and which of them have.
+        # Other optimizers that step once in a step, by their identity, and when they did in this.
         self.others: dict[int, Callable[[], Any]] = {}
-        self.seen: set[int] = set()
+        self.seen: dict[int, int] = {}
         self.fetched = 0  # batches that were not noted
         self.apart = 1  # one step of so many is noted
         self._credit = CREDIT_NS
@@ -117,14 +118,14 @@ class Pace:
             apart *= 2
         return apart
 
-    def begin(self, first: int, until: int) -> None:
-        """Steps are not noted before the one that is `until`."""
+    def begin(self, first: int, until: int, *, by_passes: bool) -> None:
+        """Steps are not noted before the one that is `until`; backward passes may end them."""
         self.limit = int(LONG * self._usual)
         self.first = first
         self.ends.clear()
         self.seen.clear()
         self.passing.room = until - first
-        self.passing.on = True
+        self.passing.on, self.passing.quiet = True, not by_passes
 
     def begun(self, now: int) -> None:
         """The first of them begins."""
@@ -132,7 +133,7 @@ class Pace:
 
     def end(self) -> list[int]:
         """When each step of the stretch ended."""
-        self.passing.on = False
+        self.passing.on = self.passing.quiet = False
         ends = self.ends.copy()
         if ends:
             self._learn((ends[-1] - self.began) / len(ends))
@@ -141,11 +142,11 @@ class Pace:
     def longest(self, ends: list[int]) -> int:
         return max(map(sub, ends, [self.began, *ends]), default=0)
 
-    def seen_others(self) -> list[Any]:
-        """Optimizers that have stepped since the anchor did."""
-        others = [self.others[known]() for known in self.seen]
+    def seen_others(self) -> list[tuple[int, Any]]:
+        """Optimizers that have stepped since the anchor did, and when."""
+        seen = [(at, self.others[known]()) for known, at in self.seen.items()]
         self.seen.clear()
-        return [other for other in others if other is not None]
+        return [(at, other) for at, other in seen if other is not None]
 
     def content(self) -> dict[str, Any]:
         """For rank.json."""
