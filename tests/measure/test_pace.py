@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -113,18 +114,12 @@ def ended(at: int, number: int) -> Note:
 
 def rows_of(*notes: Note) -> dict[int, dict[str, int]]:
     """Steps by their number, as the reader has them."""
-    lines = [StepLine_of(text) for text in StepLines(0)(notes, last=True)]
+    lines = [msgspec.json.decode(text, type=StepLine) for text in StepLines(0)(notes, last=True)]
     columns = dict(zip(STEP_LINE_FIELDS, step_rows(lines), strict=True))
     return {
         int(number): {name: int(values[place]) for name, values in columns.items()}
         for place, number in enumerate(columns["step"])
     }
-
-
-def StepLine_of(text: str) -> StepLine:  # noqa: N802
-    import msgspec
-
-    return msgspec.json.decode(text, type=StepLine)
 
 
 def test_steps_of_a_stretch_have_their_own_wall_times_and_ends() -> None:
