@@ -247,10 +247,11 @@ class DeviceClock:
         current = getattr(torch_c, "_cuda_getCurrentRawStream", None)
         if current is None:
             return None
-        raw = current(torch_c._cuda_getDevice())
-        if self._stream is None or self._stream.cuda_stream != raw:
-            self._stream = self._cuda.current_stream()
-        return self._stream
+        device = torch_c._cuda_getDevice()
+        here = (current(device), device)  # every device has a default stream, and all are 0
+        if self._stream is None or self._stream[0] != here:
+            self._stream = (here, self._cuda.current_stream())
+        return self._stream[1]
 
 
 # What the operating system and the allocator say when a step ends.
