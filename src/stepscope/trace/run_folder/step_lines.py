@@ -171,6 +171,8 @@ def fill_phases(
     noted = np.flatnonzero(plain & (unnoted_ns <= 0))
     if not len(unnoted) or not len(noted):
         return filled
+    # One that stalled in a phase says nothing about its neighbours.
+    noted = noted[wall_ns[noted] <= _LONG * np.median(wall_ns[noted])]
     place = np.searchsorted(noted, unnoted)
     low, high = np.maximum(place - _NEAR, 0), np.minimum(place + _NEAR, len(noted))
 
