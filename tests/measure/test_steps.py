@@ -528,6 +528,16 @@ def test_a_device_that_fails_costs_its_own_time_only() -> None:
     assert json.loads(line)["step"] == 4
 
 
+def test_an_idle_device_that_handled_both_events_at_once_has_no_time() -> None:
+    class AtOnce(Event):
+        def elapsed_time(self, _other: Event) -> float:
+            return 0.0
+
+    pair = (AtOnce(reached=True), AtOnce(reached=True))
+    (line,) = StepLines(0)([ended(1, 4, pair)])
+    assert "device_ns" not in json.loads(line)
+
+
 class Optimizer:
     """Something that can be referred to weakly."""
 

@@ -36,7 +36,7 @@ def counted(folder: Path, train: Callable[[], None], **options: Any) -> int:
     oddities = Oddities("steps.jsonl")
     steps = read_step_columns(folder / "rank-00000", oddities)
     assert steps is not None
-    assert not oddities.count
+    assert not oddities.notes
     assert (np.diff(steps.number) == 1).all()
     assert steps.wall_ns.sum() <= took
     return len(steps)

@@ -157,10 +157,12 @@ def _device(events: Any) -> str | None:
     try:
         if not events[1].query():
             return None
-        return f', "device_ns": {round(events[0].elapsed_time(events[1]) * 1e6)}'
+        elapsed_ns = round(events[0].elapsed_time(events[1]) * 1e6)
     except Exception as error:
         note("device time", error)
         return ""
+    # An idle device that others use as well handles both events at once: nothing was measured.
+    return f', "device_ns": {elapsed_ns}' if elapsed_ns > 0 else ""
 
 
 class Anchor:
