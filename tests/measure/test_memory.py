@@ -116,6 +116,7 @@ def test_mlp_with_adam_is_what_the_formulas_say() -> None:
     }
     assert modules(result) == {"1": relu, "(outside modules)": last}
     assert result["inputs_bytes"] == batch * wide * FLOAT
+    assert result["inputs"] == [{"module": "Sequential", "shapes": ((batch, wide),), "calls": 1}]
     assert result["saved_bytes"] == relu + last
     assert [row["phase"] for row in result["phases"]] == [
         "begin",
@@ -639,6 +640,8 @@ def test_compiled_code_is_not_compiled_again() -> None:
     # tanh's result for the next layer's weight, and the batch, which cannot be told apart
     assert result["categories"]["activations"] == (4 * 32 + 4 * 8) * FLOAT
     assert any("torch.compile" in note for note in result["notes"])
+    assert result["inputs"] == [{"module": "Sequential", "shapes": ((4, 8),), "calls": 1}]
+    assert "stepscope" not in torch._dynamo.eval_frame.OptimizedModule.__call__.__module__
 
 
 # nothing is left behind

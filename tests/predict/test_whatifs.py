@@ -167,6 +167,7 @@ def test_settings_combine(h200: H200) -> None:
         ("gpt2s_b8_bf16", "checkpoint=none", "this step recomputes nothing"),
         ("gpt2s_b8_bf16_ckpt", "checkpoint=blocks", "already"),
         ("gpt2s_b8_bf16", "no-data-wait", "no data loading"),
+        ("gpt2s_b8_bf16", "batch=8", "it is 8 now (the first aten::embedding"),
         ("gpt2s_b8_bf16", "no-sync", "waits"),
         ("gpt2s_b8_bf16", "remove=nothing_is_called_so", "no kernel"),
     ],

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.explain.batch import read_batch
 from stepscope.explain.budget import (
     budget_of_record,
     periodic_work_ns,
@@ -45,7 +46,6 @@ from stepscope.explain.memory.captured import (
 from stepscope.explain.memory.lifetimes import growth_of_steps
 from stepscope.explain.memory.model import (
     StepCalls,
-    find_batch,
     find_transformer,
     make_theory,
     transformer_activations,
@@ -360,13 +360,13 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
     if not any(line.scaling_bytes for line in lines):
         largest_batch = None
     else:
-        batch, batch_from = (find_batch(calls) if calls else None) or (None, None)
+        batch = read_batch(analysis)
         used = memory.peak_bytes / memory.reserved_bytes if memory.reserved_bytes else 0.0
         largest_batch = find_largest(
             lines,
-            batch=batch,
-            batch_from=batch_from,
-            batches_per_step=calls.batches_per_step if calls else None,
+            batch=batch.sure if batch else None,
+            batch_from=batch.read_from if batch and batch.sure else None,
+            batches_per_step=batch.per_step if batch else None,
             limit_bytes=memory.limit_bytes,
             limit_from=limit_from,
             held_back=max(0.0, 1 - used) if used else 0.0,

@@ -12,13 +12,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
+from stepscope.explain.batch import read_batch
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.incomplete_ranks import refuse_span
 from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.declaration import NothingToChange, Outcome, Refused, WrongValue
 from stepscope.predict.fitted import fitted
 from stepscope.predict.stalls import describe_stalls, find_stalls, with_longer_steps
-from stepscope.predict.step_context import StepContext, find_parameters, find_rule, read_batch
+from stepscope.predict.step_context import StepContext, find_parameters, find_rule
 from stepscope.predict.whatifs import find_prediction, in_order, predict_change
 from stepscope.records.hardware import find_device
 from stepscope.records.job import Job
@@ -85,7 +86,7 @@ class Bench:
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
-        reading = read_batch(trace, analysis.forward_calls)
+        reading = read_batch(analysis)
         context = StepContext(
             analysis=analysis,
             trace=trace,
@@ -97,7 +98,7 @@ class Bench:
             ceilings=analysis.ceilings,
             memory=memory,
             calls=analysis.forward_calls,
-            batch=reading.size if reading and not reading.doubt else None,
+            batch=reading.sure if reading else None,
             batch_reading=reading,
             multiprocessors=device.multiprocessors if device else 108,
             profiles=analysis.inputs.calibrations,

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.memory.model import ShapedCall, StepCalls, find_batch
+from stepscope.explain.batch import BatchReading
+from stepscope.explain.memory.model import StepCalls
 from stepscope.predict.fitted import table
 from stepscope.predict.kernel_costs import Family, family_of
 from stepscope.predict.peak_memory.backward_graph import MemoryChange
@@ -27,7 +28,6 @@ from stepscope.step.graph import CallKind, Phase, StepGraph
 from stepscope.step.phases import FORWARD
 from stepscope.step.steps import step_of
 from stepscope.step.work import Work, rows_named
-from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
@@ -88,109 +88,6 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     straggling: float  # the slowest worker's step over a usual one
     held_bytes: int = 0  # DDP's buckets, if the trace has none yet
     summary: str = ""
-
-
-# The step's batch as its shapes show it, and why that may not be the number of samples.
-
-_PACKED = lazy_pattern(r"^aten::(_pack_padded_sequence|_nested_\w+)$|varlen")
-# Graph nets read rows of a table of nodes by index, and add rows into it.
-_BY_ROW = lazy_pattern(
-    r"^(aten|torch_scatter|torch_sparse)::(index_select|index_add|scatter|gather|_sparse_mm)"
-)
-_LOSSES = (
-    *("aten::cross_entropy_loss", "aten::nll_loss_nd", "aten::nll_loss", "aten::mse_loss"),
-    *("aten::binary_cross_entropy_with_logits", "aten::binary_cross_entropy", "aten::l1_loss"),
-)
-_SIDES = {"aten::conv1d": 3, "aten::conv2d": 4, "aten::conv3d": 5}  # of an input with a batch
-
-
-class BatchReading(msgspec.Struct, frozen=True, kw_only=True):
-    size: int
-    read_from: str
-    doubt: str = ""  # why it may not be the number of samples
-    one_graph: bool = False  # every step reads the same table of nodes: there may be no batch
-
-
-def read_batch(trace: Trace, step: StepCalls | None) -> BatchReading | None:
-    """None if no operator shows one."""
-    batch = find_batch(step) if step else None
-    if batch is None or step is None:
-        return None
-    size, read_from = batch
-    doubt = _doubt_batch(trace, step, size)
-    graph = bool(doubt) and _reads_one_graph(trace, step, size)
-    return BatchReading(size=size, read_from=read_from, doubt=doubt, one_graph=graph)
-
-
-def _reads_one_graph(trace: Trace, step: StepCalls, size: int) -> bool:
-    """Whether all tables that rows are picked from are as long as the input, in every step: those
-    of batches of graphs differ from step to step."""
-    first = _first_fed(step, size)
-    if first is None or first.name != "aten::linear" or len(first.dims(0)) != 2:
-        return False
-    tables = {
-        shapes[0][0]
-        for _, shapes in _shapes_of(trace, _BY_ROW.search)
-        if shapes[0] and len(shapes) > 1
-    }
-    return tables == {size}
-
-
-def _doubt_batch(trace: Trace, step: StepCalls, size: int) -> str:
-    """Say why the size may not be the number of samples; empty if nothing speaks against it."""
-    first = _first_fed(step, size)
-    if first and first.name in _SIDES and len(first.dims(0)) != _SIDES[first.name]:
-        return f"the input of {first.name} has no dimension for a batch"
-    host = trace.host
-    shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
-    if rows_named(trace, host, shaped, _PACKED.search).any():
-        return "its sequences are packed into one, so rows are tokens"
-    read = (call.dims(1) for call in step.calls if call.name == "aten::embedding")
-    # A square is a table of distances between all pairs of positions, as T5 looks them up.
-    embeddings = {
-        tuple(dims[:1])
-        for dims in read
-        if len(dims) > 1 and not (len(dims) == 2 and dims[0] == dims[1])
-    }
-    if len(embeddings) > 1:
-        embeddings.discard((1,))  # positions, read once for all samples
-    if len(embeddings) > 1:
-        sizes = ", ".join(str(dims[0]) for dims in sorted(embeddings))
-        return f"its inputs disagree: embeddings read batches of {sizes}"
-    if first is None or first.name != "aten::linear" or len(first.dims(0)) != 2:
-        return ""
-    for name, shapes in _shapes_of(trace, _BY_ROW.search):
-        data, others = shapes[0], shapes[1:]
-        if data and data[0] == size and any(dims and dims[0] != size for dims in others):
-            return f"{name} picks rows of a table of {size:,}, as graph networks do with nodes"
-    for name, shapes in _shapes_of(trace, _LOSSES.__contains__):
-        rows = shapes[0][0] if shapes[0] else size
-        if rows and rows % size and size % rows:
-            return f"its inputs disagree: the loss ({name}) reads {rows:,} rows"
-    return ""
-
-
-def _first_fed(step: StepCalls, size: int) -> ShapedCall | None:
-    """The call that the batch was read from."""
-    for call in step.calls:
-        place = 1 if call.name == "aten::embedding" else 0
-        if call.dims(place)[:1] == [size]:
-            return call
-    return None
-
-
-def _shapes_of(trace: Trace, matches: Callable[[str], object]) -> list[tuple[str, list[list[int]]]]:
-    """Distinct calls with a matching name: their name and the shapes of their tensors."""
-    host = trace.host
-    shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
-    rows = np.flatnonzero(rows_named(trace, host, shaped, matches))
-    keys = dict.fromkeys(zip(host.name[rows].tolist(), host.shapes[rows].tolist(), strict=True))
-    calls = []
-    for name, shapes in keys:
-        dims = [entry for entry in msgspec.json.decode(trace.strings[shapes]) if entry]
-        if dims and not any(isinstance(entry[0], list) for entry in dims):
-            calls.append((trace.strings[name], dims))
-    return calls
 
 
 # The model's parameters, read from backward's accumulation of gradients.
@@ -445,7 +342,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def samples(self) -> int | None:
         """Of a step: its batch, or all batches whose gradients it accumulates."""
-        batches = self.calls.batches_per_step if self.calls else None
+        batches = self.batch_reading.per_step if self.batch_reading else None
         return self.batch * batches if self.batch and batches else None
 
     @property

@@ -254,6 +254,14 @@ class CapturedPool(msgspec.Struct, frozen=True):
     bytes: Bytes
 
 
+class CapturedInputs(msgspec.Struct, frozen=True):
+    """What an outermost module was called with, as often as it came in the step."""
+
+    module: str  # its class
+    shapes: list[list[Count]]  # of the tensors that no module made
+    calls: Count = 1
+
+
 class CapturedMemory(msgspec.Struct, frozen=True):
     """memory.json of a rank's folder. Without a device and a peak it describes no step."""
 
@@ -266,6 +274,7 @@ class CapturedMemory(msgspec.Struct, frozen=True):
     activations_by_producer: list[CapturedProducer] = []
     inputs_bytes: Bytes | None = None
     prepared_bytes: Bytes | None = None  # other batches that the script holds
+    inputs: list[CapturedInputs] = []
     elsewhere_bytes: dict[str, Bytes] = {}
     pools: list[CapturedPool] = []
     pools_unknown_bytes: Bytes | None = None  # of the pools' bytes: temporaries, workspaces, ...

@@ -61,10 +61,14 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in self.calibrations if device in (None, one.device)), None)
 
     @property
-    def loader(self) -> LoaderUse | None:
-        """The DataLoader that feeds the training."""
+    def loaders(self) -> tuple[LoaderUse, ...]:
+        """The DataLoaders that feed the training, the main one first."""
         data = self.folder.data if self.folder else None
-        return data.feeding if data else None
+        return data.feeding if data else ()
+
+    @property
+    def loader(self) -> LoaderUse | None:
+        return next(iter(self.loaders), None)
 
     @property
     def host_load(self) -> HostLoad | None:

@@ -187,10 +187,10 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
     passing: Passing | None = None
 
     @property
-    def feeding(self) -> LoaderUse | None:
-        """The one that fed most of the training."""
-        trained = [loader for loader in self.loaders if loader.trains and loader.batches]
-        return max(trained, key=lambda loader: loader.batches, default=None)
+    def feeding(self) -> tuple[LoaderUse, ...]:
+        """Those that fed the training, the one that fed most of it first."""
+        trained = (loader for loader in self.loaders if loader.trains and loader.batches)
+        return tuple(sorted(trained, key=lambda loader: -loader.batches))
 
 
 # Steps in which the host never waited for the device, as rank.json has them.

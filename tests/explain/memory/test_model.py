@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.memory.model import (
-    find_batch,
     find_transformer,
     read_calls,
     transformer_activations,
@@ -82,7 +81,6 @@ def _transformer(**kinds):
 
 def test_a_transformer_is_told_by_its_blocks(read):
     calls = _calls(read, *_transformer())
-    assert find_batch(calls) == (2, "the first aten::embedding, whose input is [2, 16]")
     model = find_transformer(calls)
     assert model is not None
     assert (model.layers, model.width, model.heads, model.head_width) == (2, 32, 4, 8)
@@ -103,7 +101,7 @@ def test_blocks_of_different_shapes_are_no_transformer_that_the_formula_knows(re
     assert find_transformer(calls) is None
 
 
-def test_a_plain_network_has_a_batch_and_is_no_transformer(read):
+def test_a_plain_network_is_no_transformer(read):
     convolution = build.op(
         "aten::conv2d",
         start=1,
@@ -112,7 +110,6 @@ def test_a_plain_network_has_a_batch_and_is_no_transformer(read):
         dtypes=["float"] * 2,
     )
     calls = _calls(read, convolution, _linear(10, [128, 512], [1000, 512]))
-    assert find_batch(calls)[0] == 128
     assert find_transformer(calls) is None
 
 
@@ -165,7 +162,6 @@ def test_odd_shapes_are_no_stumbling_block(read):
         build.op("aten::linear", start=0, dur=5, shapes=[], dtypes=[]),
         build.op("aten::embedding", start=6, dur=5, shapes=[[[3]], "x"], dtypes=["float"]),
     )
-    assert find_batch(calls) is None
     assert find_transformer(replace(calls, calls=())) is None
 
 
@@ -232,7 +228,7 @@ def test_of_unlike_passes_the_longest_is_read(read):
         *(_moved(each, 600) for each in other),
     )
     assert find_transformer(calls).layers == 2
-    assert (find_batch(calls)[0], calls.micro_batches) == (2, 1)
+    assert (find_transformer(calls).batch, calls.micro_batches) == (2, 1)
 
 
 def test_casts_of_weights_are_counted_in_one_pass_only(read):

@@ -1,4 +1,4 @@
-"""What a step's operator shapes say about the model: its batch, its casts, a transformer."""
+"""What a step's operator shapes say about the model: its layers, its casts, a transformer."""
 
 from __future__ import annotations
 
@@ -187,24 +187,6 @@ def _cast(strings: tuple[str, ...], shapes: int, dtypes: int, layer: int) -> int
     of_weight = copy.dims(0) and copy.dims(0) in (around.dims(1), around.dims(2))
     narrows = to in _NARROW and source == "float"
     return int(np.prod(copy.dims(0))) * _BYTES[to] if of_weight and narrows else 0
-
-
-def find_batch(step: StepCalls) -> tuple[int, str] | None:
-    """The batch, and the operator it was read from: the first that the inputs reach."""
-    for call in step.calls:
-        embeds = call.name == "aten::embedding"
-        dims = call.dims(1 if embeds else 0) if call.name in FED else []
-        if embeds and (len(dims) < 2 or (dims[0] == 1 and _is_fed_more(step))):
-            continue  # positions, most likely: read once for all samples
-        if dims and dims[0] > 0:
-            return dims[0], f"the first {call.name}, whose input is {dims}"
-    return None
-
-
-def _is_fed_more(step: StepCalls) -> bool:
-    """Whether another embedding reads several samples."""
-    others = (call.dims(1) for call in step.calls if call.name == "aten::embedding")
-    return any(len(dims) > 1 and dims[0] > 1 for dims in others)
 
 
 def find_transformer(step: StepCalls) -> Transformer | None:

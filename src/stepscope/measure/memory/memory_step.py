@@ -261,6 +261,7 @@ class MemoryStep:
             **self._lines_content(),
             "saved_bytes": self._saved_bytes(),
             **(self._guarded("the batch", self._batch_content) or {}),
+            "inputs": self._inputs(),
             "elsewhere_bytes": self._elsewhere(moments),
             **(self._graph_pools(moments[-1]) if moments else {}),
             "storages": self._storages(moments),
@@ -438,6 +439,14 @@ class MemoryStep:
             return {"inputs_bytes": None}
         given = [(key, item.size_bytes) for key, item in self._saved.given]
         return batch_bytes(given, self._saved.given_forms, self._kind)
+
+    def _inputs(self) -> list[dict[str, Any]]:
+        """What outermost modules were called with."""
+        calls = self._saved.calls if self._saved is not None else {}
+        return [
+            {"module": module, "shapes": shapes, "calls": count}
+            for (module, shapes), count in calls.items()
+        ]
 
     def _elsewhere(self, moments: list[_Moment]) -> dict[str, int]:
         """Known storages on another kind of device, such as offloaded optimizer state."""

@@ -5,8 +5,10 @@ the node, read from the graph itself.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +39,7 @@ from stepscope.measure.source_lines import LineWatch, UserLine
 # A node's sequence number says when it was created, and so inside which module. Nodes created while
 # the script's own hooks are active (checkpointing, offloading) are not opened: that would run them.
 
+_MOST_CALLS = 32  # of outermost modules that differ, and of their tensors
 OUTSIDE = 0  # the module id of work that no module does
 
 
@@ -108,6 +111,8 @@ class SavedTensors:
         self.inputs: dict[Key, Saved] = {}
         self.given: list[tuple[Key, Saved]] = []  # every input of the step
         self.given_forms: set[Form] = set()
+        # What outermost modules were called with: (class, shapes), as often as it came.
+        self.calls: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
         self.leaves: set[int] = set()
         self.nodes: dict[int, OperatorNode] = {}  # by number
         self.seen: list[tuple[Key, Saved]] = []  # every storage, even if freed since
@@ -149,6 +154,10 @@ class SavedTensors:
                 hooks._global_forward_hooks_with_kwargs.pop(leaving.id, None)
 
             self._undo.append(undo)
+        elif (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+            # Outside compiled code, so nothing is guarded on it.
+            around = self._around_compiled(compiled.OptimizedModule.__call__)
+            self._undo.append(replace_until(compiled.OptimizedModule, "__call__", around))
 
     def remove(self) -> None:
         self._on = False
@@ -162,6 +171,19 @@ class SavedTensors:
         self._undo.append(replace_until(owner, name, around(getattr(owner, name))))
 
     # what is seen
+
+    def _around_compiled(self, original: Any) -> Any:
+        @surrounds
+        @functools.wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._on and not is_tracing():
+                try:
+                    self._notice_call(getattr(module, "_orig_mod", module), (args, kwargs))
+                except Exception as error:
+                    self._failed("reading the inputs", error)
+            return original(module, *args, **kwargs)
+
+        return call
 
     def _around_backward(self, original: Any) -> Any:
         @surrounds
@@ -231,9 +253,17 @@ class SavedTensors:
             if not line.running and len(passed) == 3:
                 self._tick = self._now()
                 self._notice_inputs(passed[:2])
+                self._notice_call(module, passed[:2])
                 self.read(tensors_in(passed[2]))
         except Exception as error:
             self._failed("leaving a module", error)
+
+    def _notice_call(self, module: Any, arguments: Any) -> None:
+        """Without what another module made: its shapes say less about the batch."""
+        tensors = tensors_in(arguments)
+        shapes = tuple(tuple(one.shape) for one in tensors if one.dim() and one.grad_fn is None)
+        if shapes and len(self.calls) < _MOST_CALLS:
+            self.calls[type(module).__name__, shapes[:_MOST_CALLS]] += 1
 
     def _notice_inputs(self, arguments: Any) -> None:
         """The batch, not an activation: passed to an outermost module, computed by no forward."""

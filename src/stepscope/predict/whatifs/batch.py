@@ -58,6 +58,8 @@ def batch_factor(context: StepContext, value: str) -> float:
         raise Refused(
             f"batch={value}: the trace does not say its batch size. Give a factor, such as batch=x2"
         )
+    if wanted == context.batch and reading:
+        raise Refused(f"batch={value}: it is {wanted:,} now ({reading.read_from})")
     return wanted / context.batch
 
 

@@ -356,24 +356,17 @@ def batch_curve(
     from stepscope.verify.track_record import history
 
     bench, rank, _ = open_slowest(str(run), cache=True)
-    now = batch or measured_batch(bench)
+    now = batch or bench.context.batch
     if now is None:
         raise NotCapturedError(f"{run} does not show its batch size: give it yourself")
-    calls = bench.context.calls
-    samples = samples or now * ((calls.batches_per_step if calls else None) or 1)
+    reading = bench.context.batch_reading
+    samples = samples or now * ((reading.per_step if reading else None) or 1)
     per_batch = max(1, rank.world_size or 1) * samples / now
     wanted = sorted({max(1, round(now * f)) for f in FACTORS} if batches is None else set(batches))
     if not wanted or wanted[0] < 1:
         raise UsageError("a batch has at least one sample")
     promises = history()
     return tuple(_point(bench, now, one, per_batch, promises) for one in wanted)
-
-
-def measured_batch(bench: Bench) -> int | None:
-    """Return the batch of one rank, as its operators or its data show it."""
-    memory = bench.context.memory
-    largest = memory.largest_batch if memory is not None else None
-    return bench.context.batch or (largest.batch if largest is not None else None)
 
 
 def _point(
