@@ -195,6 +195,12 @@ def test_a_loss_over_fewer_rows_shows_that_samples_are_joined(reading: Any) -> N
     assert (tokens.size, tokens.doubt) == (4, "")
 
 
+def test_a_last_layer_that_reads_fewer_rows_shows_it_as_well(reading: Any) -> None:
+    head = ("aten::linear", [[4, 24], [2, 24]])
+    assert "the last layer reads 4 rows" in reading(CONVOLUTION, head).doubt
+    assert reading(CONVOLUTION, ("aten::linear", [[1, 24], [2, 24]])).doubt == ""
+
+
 def test_detections_per_picture_are_no_other_batch(reading: Any) -> None:
     counts = (("aten::l1_loss", [[rows, 4], [rows, 4]]) for rows in (2, 3, 4))
     assert reading(CONVOLUTION, *counts).doubt == ""
@@ -217,4 +223,6 @@ def test_attention_over_time_first_shows_the_batch(reading: Any) -> None:
     for attention in (fused, plain):
         assert reading(words, attention).size == 20
     batch_first = ("aten::softmax", [[35, 8, 20, 20]])
-    assert reading(words, batch_first).size == 35
+    assert (reading(words, batch_first).size, reading(words, batch_first).doubt) == (35, "")
+    either = reading(words, ("aten::softmax", [[140, 35, 35]]))
+    assert "may be the length of sequences" in either.doubt

@@ -84,9 +84,9 @@ def find_batch(
         # A compiled step shows no operators; what its model was called with has to agree.
         return _single(sides, per_step) if len(sides) == 1 else None
     size, read_from = _rows(first)[0], _words(first)
-    batch_second = _batch_second(trace, first)
-    if batch_second:
-        return BatchReading(size=batch_second[0], read_from=batch_second[1], per_step=per_step)
+    time_first = _find_time_first(trace, first, per_step)
+    if time_first is not None:
+        return time_first
     if len(sides) == 1 and size % min(sides) == 0 and 1 < min(sides) < size:
         return _single(sides, per_step)  # pictures, views or frames that the model has joined
     doubt = _doubt_trace(trace, step, first)
@@ -170,17 +170,19 @@ def _is_fed_more(step: StepCalls) -> bool:
 # Witnesses against it.
 
 
-def _batch_second(trace: Trace, first: ShapedCall) -> tuple[int, str] | None:
+def _find_time_first(trace: Trace, first: ShapedCall, per_step: int | None) -> BatchReading | None:
     """The batch of sequences that are laid out time first, as recurrent layers and attention over
     them show it; None if the batch comes first."""
     rows = _rows(first)
-    if first.name not in (_EMBEDDING, _LINEAR) or len(rows) < 2 or rows[0] == rows[1]:
+    sides = {_EMBEDDING: 2, _LINEAR: 3}.get(first.name)
+    if len(rows) != sides or rows[0] == rows[1]:
         return None
     length, batch = rows[0], rows[1]
     for name, shapes in _shapes_of(trace, _RECURRENT.search):
         given, states = shapes[0], [dims for dims in shapes[1:] if len(dims) == 3]
         if given[:2] == [length, batch] and states and states[0][1] == batch:
-            return batch, f"the state of {name}: {states[0]}"
+            read_from = f"the state of {name}: {states[0]}"
+            return BatchReading(size=batch, read_from=read_from, per_step=per_step)
     scores = [
         (name, shapes[0][:-2], shapes[0][-2], shapes[0][-1])
         for name, shapes in _shapes_of(trace, _SCORES.__contains__)
@@ -196,8 +198,14 @@ def _batch_second(trace: Trace, first: ShapedCall) -> tuple[int, str] | None:
     if length not in over or batch in over:
         return None
     for name, outer, queries, keys in scores:
-        if queries == keys == length and outer[0] % batch == 0 and outer[0] != length:
-            return batch, f"{name}, which reads {outer[0]} times {length} positions"
+        if queries == keys == length and outer[0] % batch == 0:
+            where = f"{name}, which reads {outer[0]} times {length} positions"
+            return BatchReading(
+                size=batch if outer[0] % length else length,
+                read_from=where if outer[0] % length else _words(first),
+                doubt="" if outer[0] % length else f"it may be the length of sequences ({where})",
+                per_step=per_step,
+            )
     return None
 
 
@@ -236,6 +244,9 @@ def _doubt_trace(trace: Trace, step: StepCalls, first: ShapedCall) -> str:
     fewer = {count for _, count in losses}
     if len(fewer) == 1 and 1 < min(fewer) < size and size % min(fewer) == 0:
         return f"its inputs disagree: the loss ({losses[0][0]}) reads {min(fewer):,} rows"
+    last = [rows[0] for call in step.calls if (rows := _rows(call))][-1]
+    if 1 < last < size and size % last == 0:
+        return f"its inputs disagree: the last layer reads {last:,} rows"
     return ""
 
 
