@@ -52,7 +52,8 @@ class Machine:
     step: float = 0.03  # deviation from step to step
     drift: float = 0.0  # over 100 trials
     wander: float = 0.0  # deviation of the pace from trial to trial that adds up
-    slow_starts: float = 0.0  # share of starts that are a tenth slower
+    slow_starts: float = 0.0  # share of starts that are slower
+    slow_by: float = 1.1  # times
     hiccups: float = 0.0  # share of trials with a pause of 300 ms
     stall_every: int = 0  # steps, each stall as long as three steps
     restless: float = 0.0  # deviation from start to start of candidates, where it is their own
@@ -69,7 +70,7 @@ class Machine:
             start = (self.restless if remedies else 0.0) or self.start
             start = (self.calm if "calms" in remedies else 0.0) or start
             level *= np.exp(rng.normal(0, start) + self.drift * number / 100 + pace[0])
-            level *= 1.1 if rng.random() < self.slow_starts else 1.0
+            level *= self.slow_by if rng.random() < self.slow_starts else 1.0
             steps = level * np.exp(rng.normal(0, self.step, STEPS))
             steps[0] *= 30
             if self.stall_every:
@@ -90,6 +91,7 @@ MACHINES = {
     "drifts 10%": Machine(drift=0.1),
     "wanders": Machine(wander=0.01),
     "1 start of 10 slow": Machine(slow_starts=0.1),
+    "1 start of 5 twice as slow": Machine(slow_starts=0.2, slow_by=2.0),
     "hiccups": Machine(hiccups=0.3),
     "candidates less even": Machine(start=0.005, restless=0.03),
     "stalls": Machine(stall_every=7, start=0.005),

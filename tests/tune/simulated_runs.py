@@ -137,10 +137,18 @@ def searched(
     late: Sequence[ChosenChange] = (),
     journal: Journal | None = None,
     together: Configuration = (),
+    captured_ms: float | None = None,
 ) -> Search:
     """A whole search, done."""
     length = TrialLength(asked=STEPS)
     bench = TrialBench(command, length=length, budget_s=budget_s, limit_s=limit_s, journal=journal)
-    search = Search(fixes, bench, rules or TrialRules(), late=late, together=together)
+    search = Search(
+        fixes,
+        bench,
+        rules or TrialRules(),
+        late=late,
+        together=together,
+        captured_ms=captured_ms,
+    )
     search.run()
     return search

@@ -112,7 +112,7 @@ def test_a_rival_that_is_better_on_top_takes_the_place() -> None:
 def test_without_time_to_look_at_its_members_the_combination_stands() -> None:
     command = SimulatedCommand({"a": 0.5, "b": 0.8})
     fixes = contenders(*map(made_up_fix, "abcd"))
-    search = searched(command, fixes, together=("a", "b"), budget_s=7.5 * TOOK_S)
+    search = searched(command, fixes, together=("a", "b"), budget_s=3.5 * TOOK_S)
     assert search.kept == ("a", "b")
     assert search.out_of_time
     assert search.final is not None
@@ -120,11 +120,22 @@ def test_without_time_to_look_at_its_members_the_combination_stands() -> None:
 
 
 def test_without_time_to_confirm_it_nothing_is_kept() -> None:
-    command = SimulatedCommand({"a": 0.5, "b": 0.8})
+    command = SimulatedCommand({"a": 0.9, "b": 0.9})
     fixes = contenders(*map(made_up_fix, "ab"))
     search = searched(command, fixes, together=("a", "b"), budget_s=4.5 * TOOK_S)
     assert search.kept == ()
     assert [test.why for test in search.tests] == [OUT_OF_TIME]
+
+
+def test_a_gain_of_many_times_what_starts_differ_by_needs_no_pairs() -> None:
+    command = SimulatedCommand({"a": 0.5, "b": 0.3}, starts=0.02)
+    fixes = contenders(*map(made_up_fix, "ab"))
+    search = searched(command, fixes, together=("a", "b"), budget_s=3.5 * TOOK_S)
+    assert command.asked == [(), (), ("a", "b")]
+    assert search.kept == ("a", "b")
+    assert search.final is not None
+    assert not search.final.pairs
+    assert "many times what starts differ by" in search.final.why
 
 
 def test_where_starts_differ_too_much_to_tell_a_member_stays_and_the_row_says_so() -> None:

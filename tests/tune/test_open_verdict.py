@@ -64,9 +64,10 @@ def test_a_budget_that_ended_first_proves_nothing() -> None:
     results = [result_of(SimulatedCommand({"a": 0.97}), float(s)) for s in range(40, 200, 10)]
     cut = [one for one in results if one.status == "out of time" and one.trials and not one.kept]
     assert cut
-    assert {one.verdict for one in cut if one.starts_differ is None} == {
-        "the budget was spent before any change was clearly faster"
-    }
+    for one in (one for one in cut if one.starts_differ is None):
+        steps = "" if not one.leading else "a is probably faster, "
+        assert one.verdict.startswith(steps)
+        assert "the budget was spent before" in one.verdict
 
 
 def test_what_ran_before_it_was_stopped_has_its_numbers() -> None:

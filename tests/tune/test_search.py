@@ -219,7 +219,7 @@ def test_no_trial_is_started_that_would_not_end_in_time() -> None:
 
 
 def test_one_that_takes_long_to_start_does_not_use_up_the_time_of_the_others() -> None:
-    command = SimulatedCommand({"a": 0.5, "b": 0.8}, slow={"a": 15 * TOOK_S})
+    command = SimulatedCommand({"a": 0.78, "b": 0.8}, slow={"a": 15 * TOOK_S})
     search = searched(command, contenders(*map(made_up_fix, "ab")), budget_s=30 * TOOK_S)
     assert search.kept == ("b",)
     assert search.out_of_time
@@ -323,3 +323,31 @@ def test_a_trial_that_hangs_with_time_left_has_failed() -> None:
     search = searched(command, fixes, budget_s=90 * TOOK_S, limit_s=5 * TOOK_S)
     assert search.kept == ("a",)
     assert search.contenders[1].out == "failed: it was ended"
+
+
+def test_what_ran_before_the_budget_ended_is_kept_if_it_settles_it() -> None:
+    command = SimulatedCommand({"a": 0.95, "b": 0.2})
+    search = searched(command, contenders(*map(made_up_fix, "abc")), budget_s=5.5 * TOOK_S)
+    assert search.kept == ("b",)
+    assert search.out_of_time
+
+
+def test_what_did_best_is_told_where_the_budget_ends_before_it_is_sure() -> None:
+    command = SimulatedCommand({"a": 0.95, "b": 0.85})
+    search = searched(command, contenders(*map(made_up_fix, "abc")), budget_s=5.5 * TOOK_S)
+    assert search.kept == ()
+    leading = search.leading()
+    assert leading is not None
+    assert leading[0] == ("b",)
+    assert leading[1].value == pytest.approx(0.15, abs=0.02)
+
+
+def test_a_start_of_the_command_that_was_as_fast_speaks_against_a_gain() -> None:
+    """Both runs of the command as it is were slow: the one that was captured was not."""
+    command = SimulatedCommand({"a": 0.4})
+    search = searched(
+        command, contenders(made_up_fix("a")), captured_ms=45.0, budget_s=100 * TOOK_S
+    )
+    (test,) = search.tests
+    assert test.kept
+    assert len(test.pairs) >= 2

@@ -282,6 +282,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     best_high_ms: float | None = None
     speedup: float | None = None
     kept: tuple[str, ...] = ()
+    leading: tuple[str, ...] = ()  # where nothing is kept: what did best, not surely yet
     trials: tuple[TriedConfiguration, ...] = ()
     left_out: tuple[RemedyLeftOut, ...] = ()
     patch: str | None = None

@@ -179,6 +179,8 @@ def _next(result: TuneResult, folder: Path) -> str:
         return f"to resume: stepscope tune --resume {shlex.quote(str(folder))}"
     if result.status == "out of time":
         resume = f"stepscope tune --resume {shlex.quote(str(folder))} --budget TIME"
+        if result.leading:
+            return f"resume with a larger budget to be sure: {resume}"
         if not result.kept:
             return f"not everything could be tried in time. Resume with a larger budget: {resume}"
     if result.kept:

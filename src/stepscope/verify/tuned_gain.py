@@ -28,6 +28,10 @@ from stepscope.verify.steady import FEWEST_STEPS, without_pauses
 #    runs. After every pair `judge` says "kept", "not kept" or "more runs".
 # 3. What is kept joins the base; the next candidate has to beat the new base.
 #
+# What is many times faster than starts differ by needs no pairs: `settle` keeps it by the runs that
+# there are. It has its own part of the 5%, divided among all configurations before any of them ran,
+# so that the best of many is no luck.
+#
 # A candidate is kept if its estimated gain is at least WORTH and the gain is surely more than half
 # of that. "Surely" is a one-sided Student interval around the mean of the pairs' differences. Its
 # deviation comes from all repeated configurations (`start_noise`). Its level is chosen so that
@@ -38,7 +42,10 @@ from stepscope.verify.steady import FEWEST_STEPS, without_pauses
 WORTH = 0.02  # of the base's step: a smaller gain is not worth a change
 SURELY = WORTH / 2  # the gain must surely be larger than this
 FALSE_KEEPS = 0.05  # of tunes in which nothing helps, the share that may keep something
+SETTLED = 0.1  # of FALSE_KEEPS: what single runs may settle
+MUCH = 1 / 3  # of the base's step: no smaller gain is settled by single runs
 FEWEST_PAIRS, MOST_PAIRS = 2, 6  # a candidate is judged after each pair from the second on
+PAIRED = FALSE_KEEPS * (1 - SETTLED)
 _SHOWN = 0.975  # the shown interval holds 95%
 _HOPELESS = 0.95  # an upper limit at this level below WORTH ends the test
 _OPTIMISTIC = 0.8
@@ -116,6 +123,37 @@ def screen(
     return Screening(gain=_gain(saved, reach), promising=_share(saved + deviation) >= WORTH)
 
 
+def settle(
+    candidate: Sequence[TimedTrial],
+    base: Sequence[TimedTrial],
+    trials: Sequence[TimedTrial],
+    *,
+    number: int,
+    expected: int,
+) -> GainVerdict | None:
+    """Keep a candidate whose gain is many times what starts differ by; None: pairs must decide.
+
+    `number` is the configuration's place, from 0, in the order in which they first ran, and
+    `expected` how many there were likely to be before the first one ran.
+    """
+    few = min((len(trial.steps_ms) for trial in (*candidate, *base)), default=0)
+    if not candidate or len(base) < _FEWEST_BASES or few < FEWEST_STEPS:
+        return None
+    noise = start_noise(_repeated(trials))
+    freedom = noise.freedom + _BEFORE.freedom
+    squares = noise.freedom * noise.deviation**2 + _BEFORE.freedom * _BEFORE.variance
+    deviation = math.sqrt(squares / freedom * (1 / len(candidate) + 1 / len(base)))
+    saved = float(np.mean(list(map(_log, base))) - np.mean(list(map(_log, candidate))))
+    level = FALSE_KEEPS * SETTLED * _share_of_test(number, max(1, expected))
+    if _share(saved - student_quantile(freedom, 1 - level) * deviation) < SURELY:
+        return None
+    gain = _gain(saved, student_quantile(freedom, _SHOWN) * deviation)
+    if gain.value < MUCH:
+        return None
+    why = f"saves {percent(gain.value)} of the step, many times what starts differ by"
+    return GainVerdict(decision="kept", gain=gain, pairs=0, more=0, why=why)
+
+
 def level_of_next_test(outcomes: Sequence[bool], expected: int) -> float:
     """The level of the next test of this tune, from what became of the tests before it.
 
@@ -127,7 +165,7 @@ def level_of_next_test(outcomes: Sequence[bool], expected: int) -> float:
     """
     level = 0.0
     for number, kept in enumerate([*outcomes, False]):
-        level += FALSE_KEEPS * _share_of_test(number, max(1, expected))
+        level += PAIRED * _share_of_test(number, max(1, expected))
         if number < len(outcomes) and not kept:
             level = 0.0
     return level
@@ -262,6 +300,10 @@ def _share(saved: float) -> float:
 
 _LEAST = 0.003  # standard deviation of one start: never believed to be smaller
 _FIRST_GUESS = 0.03  # of one start, before anything has run twice
+# What is assumed besides what was seen, where single runs are to settle something: starts of the
+# scripts that were tuned so far differ by 0.2 to 7%.
+_BEFORE_DEVIATION, _BEFORE_FREEDOM = 0.05, 3.0
+_FEWEST_BASES = 2
 _FEWEST = 3  # configurations that can show how unlike they are
 _MOST_FREEDOM = 1e3
 _STEP = 1e-2  # of numerical derivatives
@@ -279,6 +321,9 @@ class _Scatter(NamedTuple):
 
     variance: float
     freedom: float
+
+
+_BEFORE = _Scatter(_BEFORE_DEVIATION**2, _BEFORE_FREEDOM)
 
 
 def start_noise(

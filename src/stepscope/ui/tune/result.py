@@ -133,6 +133,7 @@ def _measured(known: TuneResult, search: Search, memory_limit: int | None) -> Tu
         best_high_ms=table.baseline_ms * (1 - best.low) if best else None,
         speedup=table.baseline_ms / best_ms,
         kept=search.kept,
+        leading=_leading(search),
         trials=tuple(table.rows()),
         left_out=(
             *(row for row in known.left_out if not table.was_tried(row.remedy)),
@@ -142,6 +143,14 @@ def _measured(known: TuneResult, search: Search, memory_limit: int | None) -> Tu
         baseline_peak_bytes=peak_bytes(search.bases),
         starts_differ=_starts_differ(search),
     )
+
+
+def _leading(search: Search) -> Configuration:
+    """Only of a tune that ended before it was decided."""
+    leading = search.leading()
+    if search.kept or leading is None or (search.done and not search.out_of_time):
+        return BASELINE
+    return leading[0]
 
 
 def _starts_differ(search: Search) -> float | None:
@@ -237,7 +246,7 @@ class _Rows:
     def _direct_test(self, contender: Contender) -> PairTest | None:
         alone = (contender.name,)
         tests = [t for t in self._search.tests if t.base == BASELINE and t.challenger == alone]
-        return next((test for test in tests if test.pairs), None)
+        return next((test for test in tests if test.gain is not None), None)
 
     def _tested(self, test: PairTest) -> TriedConfiguration:
         """One that was cut short has the gain of its single run before, if there was one."""
@@ -337,9 +346,12 @@ def progress_words(
     number: int, remedies: tuple[str, ...], search: Search, bench: TrialBench
 ) -> str:
     """What is being tried, how far it is, the best so far and the time left."""
-    best = (
-        f"best so far: {configuration_words(search.kept)}" if search.kept else "no change kept yet"
-    )
+    leading = search.leading()
+    best = "no change kept yet"
+    if search.kept:
+        best = f"best so far: {configuration_words(search.kept)}"
+    elif leading is not None:
+        best = f"best so far, not sure yet: {configuration_words(leading[0])}"
     left = long_duration(bench.left_s * 1e9)
     tried = configuration_words(remedies)
     doing = f" ({search.doing})" if search.doing != tried else ""
@@ -361,8 +373,22 @@ def verdict_words(result: TuneResult) -> str:
     return f"{names}: a step is {percent(1 - 1 / result.speedup)} shorter, {steps}"
 
 
+def _leading_words(result: TuneResult) -> str:
+    row = next((row for row in result.trials if row.remedies == result.leading), None)
+    if row is None:
+        return NOT_YET
+    steps = f"{significant(result.baseline_ms or 0.0)} -> {milliseconds(row.measured_ms or 0.0)}"
+    if row.low_ms is not None and row.high_ms is not None:
+        steps += f" ({interval(row.low_ms, row.high_ms)})"
+    ended = "tune was stopped" if result.status == "interrupted" else "the budget was spent"
+    names = configuration_words(row.remedies)
+    return f"{names} is probably faster, {steps}; {ended} before that was certain"
+
+
 def _nothing_kept(result: TuneResult) -> str:
     """That nothing helps is said only where everything was tried and decided."""
+    if result.leading:
+        return _leading_words(result)
     if result.status == "interrupted":
         return STOPPED
     if not result.trials:

@@ -23,14 +23,18 @@ from stepscope.ui.tune.contenders import (
 from stepscope.ui.tune.plan import PlannedRemedy
 from stepscope.ui.tune.trials import OutOfTimeError, TrialBench, TrialRun
 from stepscope.verify.tuned_gain import (
-    FALSE_KEEPS,
     FEWEST_PAIRS,
+    MUCH,
+    PAIRED,
     WORTH,
+    Gain,
+    GainVerdict,
     Screening,
     TimedTrial,
     judge,
     level_of_next_test,
     screen,
+    settle,
 )
 
 # 1. The command runs as it is, twice. If several remedies together are predicted to do far more
@@ -39,12 +43,13 @@ from stepscope.verify.tuned_gain import (
 #    is as fast without it loses it. Then everything else is tried once on top, rivals last.
 # 2. Otherwise each candidate runs once, with a run of the command as it is after every third. What
 #    crashes, changes nothing, breaks parity or needs too much memory is out.
-# 3. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the
-#    base, and the next one has to beat that. Of a family only one is kept; a better member
-#    replaces it.
+# 3. The promising ones are confirmed, best first, in fresh pairs of runs, unless their gain is many
+#    times what starts differ by: then it is settled. What is kept joins the base, and the next one
+#    has to beat that. Of a family only one is kept; a better member replaces it.
 # 4. What did not help alone is tried once more on top of what was kept; what was clearly worse
 #    alone too, once the step is less than half of what it was.
-# 5. The whole combination is confirmed against the command as it is.
+# 5. The whole combination is confirmed against the command as it is. Where the budget ends before,
+#    what the runs so far settle is kept.
 #
 # verify.tuned_gain decides what is promising and what is sure.
 
@@ -66,13 +71,16 @@ class Search:
         *,
         late: Sequence[ChosenChange] = (),
         together: Configuration = BASELINE,
+        captured_ms: float | None = None,
     ) -> None:
         """`late` are remedies that may fit once another one is kept, `together` those that are
-        predicted to do far more together than alone, the one that gives most first."""
+        predicted to do far more together than alone, the one that gives most first. `captured_ms`
+        is the step of one more start of the command as it is."""
         self.contenders = list(contenders)
         self._late, self._together = list(late), together
         self._by_name = {contender.name: contender for contender in contenders}
         self._bench, self._runs = bench, PairRuns(bench, rules)
+        self._captured_ms = captured_ms
         self.tests: list[PairTest] = []
         self._expected = 0  # tests that the tune is likely to make
         self.rescreened: dict[Configuration, Rescreened] = {}  # by the whole configuration
@@ -101,6 +109,8 @@ class Search:
                 part()
             except OutOfTimeError:
                 self.out_of_time = True
+        if self.kept == BASELINE:
+            self._keep_what_is_settled()
         self.out_of_time |= bool(self.not_tried())
         self.done = True
 
@@ -156,15 +166,51 @@ class Search:
             self._reserve_confirmation()
 
     def _decide(self, test: PairTest) -> bool:
-        """Fresh pairs, at this tune's next level; what is kept is the base from now on."""
+        """By the runs that there are, or in fresh pairs at this tune's next level; what is kept is
+        the base from now on."""
         self.tests.append(test)
-        outcomes = [earlier.kept for earlier in self.tests[:-1] if earlier.pairs]
-        level = level_of_next_test(outcomes, self._expected)
-        self._run_pairs(test, level)
+        if not self._settle(test):
+            outcomes = [earlier.kept for earlier in self.tests[:-1] if earlier.pairs]
+            self._run_pairs(test, level_of_next_test(outcomes, self._expected))
         if test.kept:
             self.kept = test.challenger
             self._reserve_confirmation()
         return test.kept
+
+    def _settle(self, test: PairTest) -> bool:
+        """Where its gain is many times what starts differ by."""
+        verdict = self._verdict_of_runs(test.base, test.challenger)
+        if verdict is None:
+            return False
+        test.verdict, test.kept, test.why = verdict, True, verdict.why
+        test.checked = test.checked or self._checked(test.challenger)
+        return True
+
+    def _verdict_of_runs(self, base: Configuration, tried: Configuration) -> GainVerdict | None:
+        """None: they settle nothing."""
+        ran = [trial for trial in self._bench.trials if trial.counts]
+        of_tried = [trial for trial in ran if trial.remedies == tried]
+        if base == BASELINE and of_tried and self._captured_ms is not None:
+            slowest = max(trial.median_ms for trial in of_tried)
+            if slowest > (1 - MUCH) * self._captured_ms:
+                return None
+        order = list(
+            dict.fromkeys(trial.remedies for trial in self._bench.trials if trial.remedies)
+        )
+        return settle(
+            list(map(_timed, of_tried)),
+            [_timed(trial) for trial in ran if trial.remedies == base],
+            list(map(_timed, ran)),
+            number=order.index(tried) if tried in order else len(order),
+            expected=len(self.contenders) + 1,
+        )
+
+    def _checked(self, configuration: Configuration) -> CheckedTrial | None:
+        """What the losses of its single run show."""
+        if configuration in self.rescreened:
+            return self.rescreened[configuration].checked
+        alone = self._by_name[configuration[0]] if len(configuration) == 1 else None
+        return alone.checked if alone is not None else None
 
     def _run_pairs(self, test: PairTest, level: float) -> None:
         for number in self._runs.pairs_of(test, self._members(test.challenger), level):
@@ -186,7 +232,11 @@ class Search:
         """Those that ran just now. What is predicted not to help comes last, and not in the time
         that confirming needs."""
         first = not any(contender.alone for contender in self.contenders)
-        self._bench.reserve(*_pairs(BASELINE, BASELINE) * (_CONFIRMED if first else 1))
+        pairs = _pairs(BASELINE, BASELINE)
+        self._bench.reserve(*pairs)
+        # A budget without room to confirm anything may still settle something.
+        can_confirm = self._bench.affords(BASELINE)
+        self._bench.reserve(*pairs * (_CONFIRMED if first else 1) if can_confirm else ())
         screened: list[Contender] = []
         try:
             self._screen_in_turn(screened, first=first)
@@ -344,8 +394,10 @@ class Search:
         if self.final is not None:
             return
         self.final = PairTest(base=BASELINE, challenger=self.kept)
+        if self._settle(self.final):
+            return
         try:
-            self._run_pairs(self.final, FALSE_KEEPS)
+            self._run_pairs(self.final, PAIRED)
         except OutOfTimeError:
             self.out_of_time = True
             if self.leapt:  # parts of a combination were never measured against the command
@@ -370,6 +422,34 @@ class Search:
         first = next((test for test in self.tests if test.kept and test.base == BASELINE), None)
         self.final = first
         self.kept = first.challenger if first is not None else BASELINE
+
+    def leading(self) -> tuple[Configuration, Gain] | None:
+        """What did best against the command as it is in what ran so far, and may be kept: its
+        gain is not sure yet unless it is kept."""
+        seen: dict[Configuration, Gain] = {}
+        for contender in self.contenders:
+            if contender.is_promising and contender.screening is not None:
+                seen[contender.name,] = contender.screening.gain
+        for tried, once in self.rescreened.items():
+            allowed = once.checked is None or once.checked.why_out is None
+            if once.base == BASELINE and once.screening.promising and allowed:
+                seen[tried] = once.screening.gain
+        for test in self.tests:
+            if test.base == BASELINE and test.gain is not None:
+                seen.pop(test.challenger, None)
+                if test.verdict is not None and test.verdict.decision != "not kept":
+                    seen[test.challenger] = test.gain
+        return max(seen.items(), key=lambda item: item[1].value, default=None)
+
+    def _keep_what_is_settled(self) -> None:
+        """The budget ended before anything was confirmed."""
+        leading = self.leading()
+        if leading is None:
+            return
+        test = PairTest(base=BASELINE, challenger=leading[0])
+        if self._settle(test):
+            self.tests.append(test)
+            self.kept, self.final = test.challenger, test
 
     # Questions.
 

@@ -225,6 +225,7 @@ class _Tune:
             rules,
             late=tuple(map(choose, plan.late)),
             together=plan.together.remedies if plan.together else (),
+            captured_ms=plan.baseline_ms,
         )
 
     def _announce(self, number: int, remedies: tuple[str, ...]) -> None:
