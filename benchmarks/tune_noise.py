@@ -91,7 +91,7 @@ MACHINES = {
     "drifts 10%": Machine(drift=0.1),
     "wanders": Machine(wander=0.01),
     "1 start of 10 slow": Machine(slow_starts=0.1),
-    "1 start of 5 twice as slow": Machine(slow_starts=0.2, slow_by=2.0),
+    "1 start of 10 twice as slow": Machine(slow_starts=0.1, slow_by=2.0),
     "hiccups": Machine(hiccups=0.3),
     "candidates less even": Machine(start=0.005, restless=0.03),
     "stalls": Machine(stall_every=7, start=0.005),
@@ -137,7 +137,8 @@ def tune(draw: Draw, names: Sequence[str], together: tuple[str, ...] = ()) -> Tu
     ]
     length = TrialLength(asked=STEPS)
     bench = TrialBench(MadeUpCommand(draw=draw), length=length, budget_s=1e9)
-    search = Search(contenders, bench, TrialRules(), together=together)
+    captured_ms = float(without_pauses(steady_steps(draw((), 0))).mean())
+    search = Search(contenders, bench, TrialRules(), together=together, captured_ms=captured_ms)
     search.run()
     pairs = {
         contender.name: len(tests[-1].pairs)

@@ -137,7 +137,7 @@ def searched(
     late: Sequence[ChosenChange] = (),
     journal: Journal | None = None,
     together: Configuration = (),
-    captured_ms: float | None = None,
+    captured_ms: float | None = 100.0,
 ) -> Search:
     """A whole search, done."""
     length = TrialLength(asked=STEPS)

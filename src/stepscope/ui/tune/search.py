@@ -54,6 +54,7 @@ from stepscope.verify.tuned_gain import (
 # verify.tuned_gain decides what is promising and what is sure.
 
 _BETWEEN_BASES = 3  # candidates that run between two runs of the base
+_BASES_TO_SETTLE = 3  # starts of the base: two may be slow by chance, on a machine that others use
 _CONFIRMED = 3  # candidates that there must be time to confirm while others are screened
 ANOTHER_STEP = 0.5  # of the step as it was: what was worse then is tried again
 _NO_TIME = "the budget leaves no time to try it and to confirm it"
@@ -190,6 +191,9 @@ class Search:
         """None: they settle nothing."""
         ran = [trial for trial in self._bench.trials if trial.counts]
         of_tried = [trial for trial in ran if trial.remedies == tried]
+        of_base = [trial for trial in ran if trial.remedies == base]
+        if len(of_base) + (base == BASELINE and self._captured_ms is not None) < _BASES_TO_SETTLE:
+            return None
         if base == BASELINE and of_tried and self._captured_ms is not None:
             slowest = max(trial.median_ms for trial in of_tried)
             if slowest > (1 - MUCH) * self._captured_ms:
@@ -199,7 +203,7 @@ class Search:
         )
         return settle(
             list(map(_timed, of_tried)),
-            [_timed(trial) for trial in ran if trial.remedies == base],
+            list(map(_timed, of_base)),
             list(map(_timed, ran)),
             number=order.index(tried) if tried in order else len(order),
             expected=len(self.contenders) + 1,
