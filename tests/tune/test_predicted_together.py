@@ -36,3 +36,10 @@ def test_what_does_little_more_together_is_tried_alone() -> None:
 
 def test_one_remedy_is_no_combination() -> None:
     assert predicted("vitb16_b64_fp32", "bf16").together is None
+
+
+def test_of_values_that_do_nearly_the_same_the_one_that_asks_less_is_tried() -> None:
+    """fp16 needs a scaler of gradients."""
+    found = predicted("vitb16_b64_fp32", "tf32", "bf16", "fp16", "compile=reduce-overhead")
+    assert found.together is not None
+    assert "bf16" in found.together.remedies

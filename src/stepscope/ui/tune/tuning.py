@@ -52,7 +52,7 @@ from stepscope.ui.tune.plan import (
     in_order,
 )
 from stepscope.ui.tune.result import progress_words, tune_result
-from stepscope.ui.tune.search import Search
+from stepscope.ui.tune.search import ANOTHER_STEP, Search
 from stepscope.ui.tune.trials import TrialBench, TrialCommand, TrialLength, all_reached
 from stepscope.verify.answered_predictions import deliver, examine
 from stepscope.verify.compare import compare
@@ -143,8 +143,7 @@ class _Tune:
         limited = start.memory_limit is not None
         wanted = WantedRemedies.parse(start.only, start.skip, start.allow, saves_memory=limited)
         fitting = fitting_remedies(facts, wanted)
-        self._probe(run, fitting.candidates)
-        predictions = predict_remedies(run, fitting.candidates)
+        predictions = self._predict(run, fitting.candidates)
         if predictions.note:
             self._progress.news(predictions.note)
         plan = TunePlan(
@@ -161,14 +160,18 @@ class _Tune:
         self._journal.add(plan)
         return plan
 
-    def _probe(self, run: Path, candidates: Sequence[ChosenChange]) -> None:
-        """Time the step's operators in the precisions that may be tried: their ranking rests on
-        it."""
+    def _predict(self, run: Path, candidates: Sequence[ChosenChange]) -> RemedyPredictions:
+        """The step's operators are timed in the precisions that may be tried, unless a combination
+        is predicted to do so much that it is tried first in any case."""
         precisions = [name for name in PRECISIONS if name in set(map(str, candidates))]
-        budget_s = min(_PROBE_S, _PROBE_PART * self._start.budget_s)
-        words = probe_run(run, precisions, budget_s, on_cpu=False) if precisions else ""
-        if words:
-            self._progress.news(words)
+        if precisions:
+            first = predict_remedies(run, candidates, remembered=False)
+            most_ms = ANOTHER_STEP * (first.baseline_ms or 0.0)
+            if first.together is None or first.together.predicted_ms > most_ms:
+                budget_s = min(_PROBE_S, _PROBE_PART * self._start.budget_s)
+                if words := probe_run(run, precisions, budget_s, on_cpu=False):
+                    self._progress.news(words)
+        return predict_remedies(run, candidates)
 
     def _capture(self, run: Path) -> int:
         """How many steps the first rank had; NotCapturedError if that says nothing."""
@@ -274,6 +277,7 @@ def _limit_s(took_s: float, budget_s: float) -> float:
 
 # What is predicted for each remedy before it is tried; each prediction becomes a promise.
 
+_NEARLY = 1.05  # times the fastest: the same, as far as predictions tell
 FAR_MORE = 0.85  # of the step that the best alone is predicted to reach: worth trying at once
 
 
@@ -288,13 +292,18 @@ class RemedyPredictions:
     note: str = ""
 
 
-def predict_remedies(run: Path, candidates: Sequence[ChosenChange]) -> RemedyPredictions:
-    """Never raises: a remedy can be tried without a prediction."""
+def predict_remedies(
+    run: Path, candidates: Sequence[ChosenChange], *, remembered: bool = True
+) -> RemedyPredictions:
+    """Never raises: a remedy can be tried without a prediction. Those that are `remembered` are
+    held against what their trials measure."""
     try:
         bench, rank, _ = open_slowest(str(run), cache=False)
         before = bench.predict([])
         past = history()
-        planned = [_predict(bench, chosen, past, run) for chosen in candidates]
+        planned = [
+            _predict(bench, chosen, past, run if remembered else None) for chosen in candidates
+        ]
         together = _fastest_together(bench, candidates, [row for row in planned if row])
     except Exception as error:
         if os.environ.get("STEPSCOPE_DEBUG") and not isinstance(error, StepscopeError):
@@ -320,9 +329,9 @@ def _predictions(bench: Bench, chosen: ChosenChange) -> list[Prediction]:
 
 
 def _predict(
-    bench: Bench, chosen: ChosenChange, past: Sequence[TrackedPromise], run: Path
+    bench: Bench, chosen: ChosenChange, past: Sequence[TrackedPromise], run: Path | None
 ) -> PlannedRemedy | None:
-    """By the best of its what-ifs; None without any."""
+    """By the best of its what-ifs; None without any. It is a promise about the `run`."""
     predictions = [
         (adjusted(raw, past), raw) for raw in _predictions(bench, chosen) if not raw.refused
     ]
@@ -335,7 +344,7 @@ def _predict(
         predicted_ms=after.predicted_ms,
         low_ms=after.low_ms,
         high_ms=after.high_ms,
-        promise=_promise(bench, raw, run),
+        promise=_promise(bench, raw, run) if run is not None else None,
         hopeless=judge(after) != "faster",
     )
 
@@ -366,6 +375,20 @@ class _CombinationSearch:
                 return
             self.members = better
 
+    def prefer_declared_first(self) -> None:
+        """Of a family's values that do nearly the same, the one that asks less of the script: bf16
+        needs no scaler of gradients, as fp16 does."""
+        for member in self.members:
+            others = tuple(name for name in self.members if name != member)
+            rivals = (n for n, of in self._families.items() if of == self._families[member])
+            for rival in rivals:
+                wanted = _NEARLY * self.step_ms(self.members)
+                if rival == member:
+                    break
+                if self.step_ms((*others, rival)) <= wanted:
+                    self.members = (*others, rival)
+                    break
+
     def predict(self, members: tuple[str, ...]) -> Prediction:
         key = frozenset(members)
         if key not in self._known:
@@ -392,6 +415,7 @@ def _fastest_together(
     settings = {row.remedy: row.setting for row in planned if row.setting is not None}
     search = _CombinationSearch(bench, settings, {name: families[name] for name in settings})
     search.grow()
+    search.prefer_declared_first()
     members = tuple(sorted(search.members, key=lambda name: search.step_ms((name,))))
     alone_ms = min((search.step_ms((name,)) for name in settings), default=math.inf)
     if len(members) < FEWEST_TOGETHER or search.step_ms(members) > FAR_MORE * alone_ms:
