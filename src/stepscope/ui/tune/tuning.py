@@ -277,6 +277,7 @@ def _limit_s(took_s: float, budget_s: float) -> float:
 
 # What is predicted for each remedy before it is tried; each prediction becomes a promise.
 
+_ASKS_LESS = {"fp16": "bf16"}  # which needs no scaler of gradients
 _NEARLY = 1.05  # times the fastest: the same, as far as predictions tell
 FAR_MORE = 0.85  # of the step that the best alone is predicted to reach: worth trying at once
 
@@ -375,19 +376,13 @@ class _CombinationSearch:
                 return
             self.members = better
 
-    def prefer_declared_first(self) -> None:
-        """Of a family's values that do nearly the same, the one that asks less of the script: bf16
-        needs no scaler of gradients, as fp16 does."""
-        for member in self.members:
-            others = tuple(name for name in self.members if name != member)
-            rivals = (n for n, of in self._families.items() if of == self._families[member])
-            for rival in rivals:
-                wanted = _NEARLY * self.step_ms(self.members)
-                if rival == member:
-                    break
-                if self.step_ms((*others, rival)) <= wanted:
-                    self.members = (*others, rival)
-                    break
+    def prefer_what_asks_less(self) -> None:
+        """Where both do nearly the same."""
+        for member, rival in _ASKS_LESS.items():
+            if member in self.members and rival in self._families:
+                exchanged = (*(name for name in self.members if name != member), rival)
+                if self.step_ms(exchanged) <= _NEARLY * self.step_ms(self.members):
+                    self.members = exchanged
 
     def predict(self, members: tuple[str, ...]) -> Prediction:
         key = frozenset(members)
@@ -415,7 +410,7 @@ def _fastest_together(
     settings = {row.remedy: row.setting for row in planned if row.setting is not None}
     search = _CombinationSearch(bench, settings, {name: families[name] for name in settings})
     search.grow()
-    search.prefer_declared_first()
+    search.prefer_what_asks_less()
     members = tuple(sorted(search.members, key=lambda name: search.step_ms((name,))))
     alone_ms = min((search.step_ms((name,)) for name in settings), default=math.inf)
     if len(members) < FEWEST_TOGETHER or search.step_ms(members) > FAR_MORE * alone_ms:
