@@ -57,7 +57,7 @@ def test_every_model_is_a_plain_script_of_one_shape(name: str) -> None:
     functions = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     assert {"build", "make_batches", "loss_of", "main"} <= functions
     assert "stepscope" not in text
-    assert len(text.splitlines()) <= 70
+    assert len(text.splitlines()) <= 80
 
 
 def test_every_script_is_listed() -> None:

@@ -6,10 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from benches import ask, bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
+from stepscope.explain.batch import BatchReading
 from stepscope.predict.batch_size import count_layer_runs, find_calls_of_samples
 from stepscope.predict.whatifs import predict_change
 from stepscope.ui.topics.whatif import gain_of
@@ -128,6 +130,17 @@ def test_a_step_that_loops_over_a_layer_may_grow_by_calls_or_by_rows(tmp_path: P
     assert prediction.low_ms < 1.1 * prediction.baseline_ms
     assert prediction.high_ms > 1.7 * prediction.baseline_ms
     assert "100 times" in " ".join(prediction.assumptions)
+
+
+def test_a_loop_inside_a_model_that_is_called_once_is_no_loop_over_samples(tmp_path: Path) -> None:
+    """As RAFT refines its answer some times, each time for the whole batch."""
+    loops = looping(tmp_path, 100)
+    once = BatchReading(size=1, read_from="what RAFT is called with", calls=1)
+    loops.context = replace(loops.context, batch=1, batch_reading=once)
+    assert "100 times" not in " ".join(ask(loops, "batch=x2").assumptions)
+    each_task = replace(once, calls=4)
+    loops.context = replace(loops.context, batch_reading=each_task)
+    assert "100 times" in " ".join(ask(loops, "batch=x2").assumptions)
 
 
 BATCH, FLOATS = 16, {"dtypes": ["float", "float"]}

@@ -12,8 +12,9 @@ from itertools import chain
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from stepscope.explain.memory.model import ATTENTION, FED, ShapedCall, StepCalls
+from stepscope.explain.memory.model import ATTENTION, EMBEDDING, FED, ShapedCall, StepCalls
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.memory import CapturedInputs
 from stepscope.records.rank_facts import LoaderUse
@@ -21,7 +22,7 @@ from stepscope.records.trace import HostKind, Trace
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
 
-_EMBEDDING, _LINEAR = "aten::embedding", "aten::linear"
+_LINEAR = "aten::linear"
 _PACKED = lazy_pattern(r"^aten::(_pack_padded_sequence|_nested_\w+)$|varlen")
 # Graph nets read rows of a table of nodes by index, and add rows into it.
 _BY_ROW = lazy_pattern(
@@ -43,6 +44,7 @@ class BatchReading(msgspec.Struct, frozen=True, kw_only=True):
     doubt: str = ""  # why it may not be the number of samples
     one_graph: bool = False  # every step reads the same table of nodes: there may be no batch
     per_step: int | None = 1  # batches of a step; None: not known
+    calls: int | None = None  # of the model with a batch, in a step; None: not known
 
     @property
     def sure(self) -> int | None:
@@ -74,6 +76,24 @@ def find_batch(
     inputs: Iterable[CapturedInputs] = (),
 ) -> BatchReading | None:
     """`loaders` feed the training; `inputs`: what outermost modules were called with."""
+    calls = tuple(inputs)
+    reading = _find_size(trace, step, loaders, calls)
+    if reading is None:
+        return None
+    with_batch = (call.calls for call in calls if _has_side(call, reading.size))
+    return replace(reading, calls=max(with_batch, default=None))
+
+
+def _has_side(call: CapturedInputs, size: int) -> bool:
+    return any(shape[:1] == [size] for shape in call.shapes)
+
+
+def _find_size(
+    trace: Trace,
+    step: StepCalls | None,
+    loaders: Iterable[LoaderUse],
+    inputs: Iterable[CapturedInputs],
+) -> BatchReading | None:
     first = _first_fed(step) if step else None
     per_step = step.batches_per_step if step else 1
     given = [loader.batch_size for loader in loaders if loader.batch_size]
@@ -143,7 +163,7 @@ def _first_sides(inputs: Iterable[CapturedInputs]) -> dict[int, str]:
 def _first_fed(step: StepCalls) -> ShapedCall | None:
     for call in step.calls:
         rows = _rows(call)
-        if call.name == _EMBEDDING and (len(rows) < 2 or (rows[0] == 1 and _is_fed_more(step))):
+        if call.name == EMBEDDING and (len(rows) < 2 or (rows[0] == 1 and _is_fed_more(step))):
             continue  # positions, most likely: read once for all samples
         if rows and rows[0] > 0:
             return call
@@ -154,7 +174,7 @@ def _rows(call: ShapedCall) -> list[int]:
     """The shape of what the layer reads; empty if it is no layer."""
     if call.name not in FED:
         return []
-    return call.dims(1 if call.name == _EMBEDDING else 0)
+    return call.dims(1 if call.name == EMBEDDING else 0)
 
 
 def _words(call: ShapedCall) -> str:
@@ -163,7 +183,7 @@ def _words(call: ShapedCall) -> str:
 
 def _is_fed_more(step: StepCalls) -> bool:
     """Whether another embedding reads several samples."""
-    others = (call.dims(1) for call in step.calls if call.name == _EMBEDDING)
+    others = (call.dims(1) for call in step.calls if call.name == EMBEDDING)
     return any(len(dims) > 1 and dims[0] > 1 for dims in others)
 
 
@@ -174,7 +194,7 @@ def _find_time_first(trace: Trace, first: ShapedCall, per_step: int | None) -> B
     """The batch of sequences that are laid out time first, as recurrent layers and attention over
     them show it; None if the batch comes first."""
     rows = _rows(first)
-    sides = {_EMBEDDING: 2, _LINEAR: 3}.get(first.name)
+    sides = {EMBEDDING: 2, _LINEAR: 3}.get(first.name)
     if len(rows) != sides or rows[0] == rows[1]:
         return None
     length, batch = rows[0], rows[1]
@@ -220,7 +240,7 @@ def _doubt_trace(trace: Trace, step: StepCalls, first: ShapedCall) -> str:
     shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
     if rows_named(trace, host, shaped, _PACKED.search).any():
         return "its sequences are packed into one, so rows are tokens"
-    read = (call.dims(1) for call in step.calls if call.name == _EMBEDDING)
+    read = (call.dims(1) for call in step.calls if call.name == EMBEDDING)
     # A square is a table of distances between all pairs of positions, as T5 looks them up.
     embeddings = {
         dims[0] for dims in read if len(dims) > 1 and not (len(dims) == 2 and dims[0] == dims[1])

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.memory.model import FED
+from stepscope.explain.memory.model import EMBEDDING, FED
 from stepscope.predict.declaration import Outcome, Refused
 from stepscope.predict.fitted import fitted
 from stepscope.predict.kernel_costs import Family, after_start, retime_tasks
@@ -336,8 +336,9 @@ _ONE_SAMPLE = frozenset(
 _LAYERS = (*FED, "aten::addmm")
 
 
-def count_layer_runs(context: StepContext) -> float:
-    """How often the step runs its layers, at most: once in a plain step."""
+def count_layer_runs(context: StepContext, *, whole_batch: int | None = None) -> float:
+    """How often the step runs its layers, at most: once in a plain step. Without the runs that read
+    a `whole_batch`."""
     host, calls = context.trace.host, context.graph.calls
     if context.parameters is None or not len(host):
         return 1.0
@@ -358,11 +359,22 @@ def count_layer_runs(context: StepContext) -> float:
         # The parameter among the layer's inputs; addmm takes it transposed.
         inputs = [dims for dims in msgspec.json.decode(strings[shapes]) if len(dims) > 1]
         tensors = [dims for dims in inputs if isinstance(dims[0], int)]
+        read = tensors[strings[name] == EMBEDDING :]
+        if whole_batch and read and read[0][0] % whole_batch == 0:
+            continue
         both_ways = (tuple(dims[::step]) for dims in tensors for step in (1, -1))
         weights = next((shape for shape in both_ways if shape in layers), None)
         if weights is not None:
             runs[weights] += count
     return max((count / layers[weights] for weights, count in runs.items()), default=1.0)
+
+
+def _batch_of_each_call(context: StepContext) -> int | None:
+    """The batch, where the model is called once with each: its loops are over time, or refine a
+    result, as far as they read whole batches. None where it may be called once for each task."""
+    reading = context.batch_reading
+    passes = context.calls.micro_batches if context.calls else 1
+    return context.batch if reading is not None and reading.calls == passes else None
 
 
 class GrownLoops(msgspec.Struct, frozen=True, kw_only=True):
@@ -387,7 +399,7 @@ def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> Gr
     if most <= least or factor <= 1.0:
         return GrownLoops(graph=grown, doubt=unseen)
     micro_batches = context.calls.micro_batches if context.calls else 1
-    runs = max(count_layer_runs(context), micro_batches)
+    runs = max(count_layer_runs(context, whole_batch=_batch_of_each_call(context)), micro_batches)
     if runs >= MANY_RUNS:
         words = (
             f"the step runs the same layers {runs:,.0f} times. It is unknown whether a larger "

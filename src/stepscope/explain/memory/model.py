@@ -32,7 +32,8 @@ _LINEAR = "aten::linear"
 _CONVOLUTIONS = tuple(
     f"aten::{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3)
 )
-FED = ("aten::embedding", _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
+EMBEDDING = "aten::embedding"
+FED = (EMBEDDING, _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
 _NARROW = ("c10::Half", "c10::BFloat16")
 _BYTES = {name: PROFILER_BYTES[name] for name in ("float", "double", *_NARROW)}
 _FETCH = "enumerate(DataLoader)"  # torch marks every fetch
