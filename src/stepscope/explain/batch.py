@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.memory.model import ATTENTION, EMBEDDING, FED, ShapedCall, StepCalls
-from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.memory import CapturedInputs
 from stepscope.records.rank_facts import LoaderUse
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
+
+if TYPE_CHECKING:
+    from stepscope.explain.rank_analysis import RankAnalysis
 
 _LINEAR = "aten::linear"
 _PACKED = lazy_pattern(r"^aten::(_pack_padded_sequence|_nested_\w+)$|varlen")
