@@ -101,8 +101,8 @@ class VerbCommand(click.Command):
         """Return where the command line names a mode, before the words of a command start."""
         if args and args[0] in self.modes and not os.path.exists(args[0]):  # noqa: PTH110
             return 0
-        words = self._own_options(args)
-        return next((at for at, word in words if word.startswith("--") and word in self.modes), None)
+        flags = {mode for mode in self.modes if mode.startswith("--")}
+        return next((at for at, word in self._own_options(args) if word in flags), None)
 
     def _own_options(self, args: Sequence[str]) -> Iterator[tuple[int, str]]:
         """Yield the words that can be options of this verb, before those of a command start."""
@@ -414,7 +414,7 @@ def complete_file(ctx: click.Context, _param: Any, incomplete: str) -> list[Comp
 
 # Options and arguments that several verbs share.
 
-json_option = flag("--json", "Print one JSON object and nothing else.", "as_json")
+json_option = flag("--json", "Print one JSON object.", "as_json")
 
 step_on_option = click.option(
     "--step-on",
@@ -425,9 +425,7 @@ step_on_option = click.option(
     help=f"What marks the end of a training step: {listed(STEP_ON)}.",
 )
 
-no_cache_option = flag(
-    "--no-cache", "Read the trace files themselves, use no cached copy and write none."
-)
+no_cache_option = flag("--no-cache", "Read the traces themselves and write no cached copy.")
 
 
 def _read_changes(ctx: click.Context, _parameter: Any, text: str) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def command(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedAnswer:
+class WhatifOutcome:
     """What `whatif` answers, before it is printed."""
 
     tried: Tried
@@ -136,7 +136,7 @@ def predict_outcome(
     cache: bool,
     quiet: bool,
     keep: bool = False,
-) -> PredictedAnswer:
+) -> WhatifOutcome:
     """Predict the changes together, or the usual ones each alone if none is named."""
     from stepscope.ui.api import open_bench
     from stepscope.ui.topics.whatif import find_server_runs
@@ -154,7 +154,7 @@ def predict_outcome(
     return _predict_usual(bench, rank, about, path=path)
 
 
-def outcome_json(outcome: PredictedAnswer) -> dict[str, Any]:
+def outcome_json(outcome: WhatifOutcome) -> dict[str, Any]:
     """`whatif --json`."""
     from stepscope.ui.topics.whatif import prediction_json
 
@@ -167,7 +167,7 @@ def outcome_json(outcome: PredictedAnswer) -> dict[str, Any]:
     return body | outcome.more | sentences
 
 
-def _predict_server(runs: Sequence[Path], wanted: list[Setting]) -> PredictedAnswer:
+def _predict_server(runs: Sequence[Path], wanted: list[Setting]) -> WhatifOutcome:
     """Answer from what a parameter server recorded."""
     from stepscope.ui.topics import whatif as topic
     from stepscope.ui.words import Answer
@@ -175,7 +175,7 @@ def _predict_server(runs: Sequence[Path], wanted: list[Setting]) -> PredictedAns
     tried = topic.predict_server(runs, wanted)
     best = tried.predictions[0]
     alone = {"raw_ms": best.predicted_ms, "promise": None}
-    return PredictedAnswer(
+    return WhatifOutcome(
         tried=tried,
         headline=topic.describe_run(tried, runs),
         answer=Answer(
@@ -197,7 +197,7 @@ def _predict(
     rank: RankExplanation,
     about: str,
     remember_for: str | None,
-) -> PredictedAnswer:
+) -> WhatifOutcome:
     """Answer for changes together; `remember_for` is the path of a prediction to keep."""
     from stepscope.ui.topics import whatif as topic
     from stepscope.ui.words import Answer
@@ -207,7 +207,7 @@ def _predict(
     after = topic.adjusted(raw, history())
     promise = None if remember_for is None else _remember(raw, bench, remember_for)
     on_host, judged = bench.context.on_host, topic.judge(after)
-    return PredictedAnswer(
+    return WhatifOutcome(
         tried=topic.Tried(before=before, predictions=(after,), refused=after.refused),
         headline=topic.headline(rank, before, about),
         answer=Answer(
@@ -223,7 +223,7 @@ def _predict(
     )
 
 
-def _predict_usual(bench: Bench, rank: RankExplanation, about: str, *, path: str) -> PredictedAnswer:
+def _predict_usual(bench: Bench, rank: RankExplanation, about: str, *, path: str) -> WhatifOutcome:
     from stepscope.ui.api import predict_changes
     from stepscope.ui.topics import whatif as topic
     from stepscope.ui.words import Answer
@@ -240,7 +240,7 @@ def _predict_usual(bench: Bench, rank: RankExplanation, about: str, *, path: str
         sentence = topic.verdict(best)
         next_ = f"{trial} shows what it assumes; repeat --set to combine"
     why = topic.why(tried.before, best, on_host=on_host)
-    return PredictedAnswer(
+    return WhatifOutcome(
         tried=tried,
         headline=topic.headline(rank, tried.before, about),
         answer=Answer(verdict=sentence, why=why, next=next_),

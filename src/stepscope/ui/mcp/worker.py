@@ -1,0 +1,134 @@
+"""The worker: a child process of the server that reads runs and answers with one page at a time.
+
+It takes a question per line on stdin and answers on the stdout that it was started with: lines of
+progress, then the page. Whatever is printed goes to stderr. It ends when stdin closes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.errors import UnreadableInputError
+from stepscope.ui.json_text import cannot_answer
+from stepscope.ui.mcp.folders import AllowedFolders
+from stepscope.ui.mcp.pages import (
+    DATA,
+    CursorError,
+    clean,
+    fingerprint,
+    list_parts,
+    make_cursor,
+    make_page,
+    read_cursor,
+    to_json,
+)
+from stepscope.ui.mcp.tools import TOOLS, parse_question
+from stepscope.ui.progress import reporting_to
+
+_MOST_ANSWERS = 3
+_REPORT_EVERY_S = 0.2
+
+Report = Callable[[int, int], None]
+
+
+class Answers:
+    """Answers of this process. The last few are kept, so that their next pages cost nothing."""
+
+    def __init__(self, folders: AllowedFolders) -> None:
+        self._folders = folders
+        self._kept: OrderedDict[str, tuple[str, dict[str, Any]]] = OrderedDict()
+
+    def page(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return one page of an answer, or the typed reason why there is none."""
+        try:
+            return self._page(tool, arguments)
+        except MemoryError:
+            return refusal(UnreadableInputError("this needs more memory than there is"))
+        except OSError as error:
+            where = f"{error.filename or 'a file'}: {error.strerror}"
+            return refusal(UnreadableInputError(where))
+        except Exception as error:  # the next question must still be answered
+            return refusal(error)
+
+    def _page(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        question = parse_question(tool, arguments)
+        start, mark = read_cursor(question.cursor) if question.cursor else (0, "")
+        asked = [tool, msgspec.to_builtins(msgspec.structs.replace(question, cursor=""))]
+        key = to_json(asked)
+        known = self._kept.get(key)
+        if known is None or known[0] != mark:
+            answer = TOOLS[tool].answer(question, self._folders)
+            known = (fingerprint(asked, answer), answer)
+            self._keep(key, known)
+        own, answer = known
+        if mark and mark != own:
+            raise CursorError(
+                "the cursor belongs to another question, or the run has changed since",
+                "ask again without a cursor",
+            )
+        page = make_page(answer, question.part, start)
+        if start and not page.body:
+            raise CursorError("the answer ends before this cursor", "ask again without a cursor")
+        body: dict[str, Any] = {"schema": 1, "data": DATA, **page.body}
+        if page.following is not None:
+            body["cursor"] = make_cursor(page.following, own)
+            if not start and not question.part:
+                body["parts"] = list_parts(answer)
+        return body
+
+    def _keep(self, key: str, known: tuple[str, dict[str, Any]]) -> None:
+        self._kept[key] = known
+        self._kept.move_to_end(key)
+        while len(self._kept) > _MOST_ANSWERS:
+            self._kept.popitem(last=False)
+
+
+def refusal(error: Exception) -> dict[str, Any]:
+    """Return the one form of no answer, with text of a bounded length."""
+    said: dict[str, Any] = clean(cannot_answer(error))
+    return said
+
+
+def main() -> None:
+    """Answer until stdin closes."""
+    stdout = os.dup(1)
+    answers = os.fdopen(stdout, "wb")
+    os.dup2(2, 1)
+    pages = Answers(AllowedFolders([Path(os.fsdecode(bytes.fromhex(w))) for w in sys.argv[1:]]))
+
+    def send(message: dict[str, Any]) -> None:
+        answers.write(to_json(message).encode("utf-8", "replace") + b"\n")
+        answers.flush()
+
+    for line in sys.stdin.buffer:
+        job = msgspec.json.decode(line)
+        with reporting_to(_rarely(lambda read, total: send({"progress": [read, total]}))):
+            page = pages.page(job["tool"], job["arguments"])
+        send({"page": page})
+        gc.collect()
+
+
+def _rarely(report: Report) -> Report:
+    last = 0.0
+
+    def rare(read: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _REPORT_EVERY_S:
+            last = now
+            report(read, total)
+
+    return rare
+
+
+if __name__ == "__main__":
+    main()
