@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import live_runs
 from mcp_pages import pages_of
 from shared_traces import GOLDEN
 from stepscope.errors import UsageError
@@ -114,6 +115,70 @@ def test_every_tool_says_in_one_form_what_is_wrong_with_its_arguments() -> None:
         assert said["kind"] == "wrong-use"
         assert said["reason"].isprintable()
     assert answers.page("explain", {"path": "x" * 9_999})["cannot_answer"]["kind"] == "wrong-use"
+
+
+def test_parts_of_an_unchanged_run_are_not_explained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(GOLDEN / "cuda_step.json.gz", tmp_path / "trace.json.gz")
+    asked: list[str] = []
+    tool = TOOLS["explain"]
+
+    def explain(question: Any, folders: AllowedFolders) -> dict[str, Any]:
+        asked.append(question.part)
+        return tool.answer(question, folders)
+
+    monkeypatch.setitem(TOOLS, "explain", tool._replace(answer=explain))
+    answers = Answers(AllowedFolders([tmp_path]))
+    first = answers.page("explain", {"path": "trace.json.gz"})
+    for part in ("ranks[0].kernels", "budget"):
+        assert "cannot_answer" not in answers.page(
+            "explain", {"path": "trace.json.gz", "part": part}
+        )
+    assert asked == [""]
+    other = {"path": "trace.json.gz", "part": "ranks", "cursor": first["cursor"]}
+    assert answers.page("explain", other)["cannot_answer"]["kind"] == "cursor"
+    os.utime(tmp_path / "trace.json.gz", (1, 1))
+    answers.page("explain", {"path": "trace.json.gz", "part": "budget"})
+    assert asked == ["", "ranks", "budget"]
+
+
+def test_a_run_that_is_still_written_is_answered(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    live_runs.write_run(run, process=live_runs.alive())
+    answers = Answers(AllowedFolders([tmp_path]))
+    assert "reason" in answers.page("explain", {"path": "run"})["cannot_answer"]
+    rank = run / "rank-00000"
+    live_runs.write_rank(rank)
+    for count in (10, 40, 80):
+        text = live_runs.as_text(live_runs.make_rows([10.0] * count))
+        (rank / "steps.jsonl").write_text(text[:-7])  # cut short
+        page = answers.page("explain", {"path": "run"})
+        assert {"verdict", "cannot_answer"} & page.keys()
+        assert "defect" not in to_json(page)
+        assert answers.page("find_runs", {})["runs"][0]["state"] == "running"
+
+
+def test_a_trace_that_was_cut_short_says_so_first(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(GOLDEN / "h200-resnet18", run)
+    trace = run / "rank-00000/trace.json.gz"
+    trace.write_bytes(trace.read_bytes()[:20_000])
+    answers = Answers(AllowedFolders([tmp_path]))
+    assert "the file is cut off" in answers.page("explain", {"path": "run"})["notes"][0]
+    batch = answers.page("whatif", {"path": "run", "changes": ["batch=x2"]})
+    assert "defect" not in to_json(batch)
+
+
+@pytest.mark.parametrize("kind", ["cut", "noise", "empty", "short"])
+def test_a_damaged_trace_is_answered_or_refused(kind: str, tmp_path: Path) -> None:
+    whole = (GOLDEN / "cuda_step.json.gz").read_bytes()
+    content = {"cut": whole[: len(whole) // 2], "noise": whole[::-1], "empty": b"", "short": b"{"}
+    (tmp_path / "trace.json.gz").write_bytes(content[kind])
+    page = Answers(AllowedFolders([tmp_path])).page("explain", {"path": "trace.json.gz"})
+    assert kind == "cut" or page["cannot_answer"]["kind"] == "unreadable"
+    assert "defect" not in to_json(page)
 
 
 def test_find_runs_lists_the_golden_runs() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from stepscope.records.prediction import Prediction, Setting
     from stepscope.ui.topics.whatif import Tried, Verdict
     from stepscope.ui.words import Answer
+
+    OpenedBench = tuple[Bench, RankExplanation, str]
 
 
 def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
@@ -136,8 +138,12 @@ def predict_outcome(
     cache: bool,
     quiet: bool,
     keep: bool = False,
+    open_with: Callable[..., OpenedBench] | None = None,
 ) -> WhatifOutcome:
-    """Predict the changes together, or the usual ones each alone if none is named."""
+    """Predict the changes together, or the usual ones each alone if none is named.
+
+    `open_with` opens the run, for a caller that keeps it open for other changes.
+    """
     from stepscope.ui.api import open_bench
     from stepscope.ui.topics.whatif import find_server_runs
 
@@ -147,7 +153,7 @@ def predict_outcome(
                 "--remember saves predictions from traces only; `compare` reads no others"
             )
         return _predict_server(runs, wanted)
-    bench, rank, about = open_bench(*paths, cache=cache, quiet=quiet)
+    bench, rank, about = (open_with or open_bench)(*paths, cache=cache, quiet=quiet)
     path = shlex.join(paths)
     if wanted:
         return _predict(bench, wanted, rank, about, path if keep else None)

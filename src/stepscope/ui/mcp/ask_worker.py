@@ -15,13 +15,13 @@ import anyio
 import msgspec
 from anyio.abc import Process
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.text.figures import percent, size
 from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.jobs.process import kill_group
 
 _WORKERS = 2
-_HEARTBEAT_S = 2.0
+_HEARTBEAT_S = 1.0
 _LONGEST_LINE = 1 << 20
 
 # Tells a client that waits the seconds so far, and what is being done.
@@ -52,6 +52,8 @@ class Workers:
         """Return one page. Cancelling ends the worker, and with it the work."""
         began = time.monotonic()
         doing = tool
+        failed: StepscopeError | None = None
+        page: dict[str, Any] = {}
 
         async def beat() -> None:
             while True:
@@ -60,13 +62,17 @@ class Workers:
 
         async def read(done: int, total: int) -> None:
             nonlocal doing
-            doing = f"read {percent(done / total if total else 1)} of {size(total)}"
-            await report(time.monotonic() - began, doing)
+            doing = f"{tool}: read {percent(done / total if total else 1)} of {size(total)}"
 
         async with anyio.create_task_group() as group:
             group.start_soon(beat)
-            page = await self._chosen(tool, arguments).ask(tool, arguments, read)
+            try:
+                page = await self._chosen(tool, arguments).ask(tool, arguments, read)
+            except StepscopeError as error:  # a group would wrap it
+                failed = error
             group.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
         return page
 
     def _chosen(self, tool: str, arguments: dict[str, Any]) -> _Worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -57,8 +58,18 @@ class AllowedFolders:
             "stepscope mcp FOLDER",
         )
 
+    def stamp(self, texts: Sequence[str]) -> str:
+        """Return what changes with the files below these paths; "" where that is not known."""
+        digest, left = hashlib.blake2b(digest_size=8), _MOST_ENTRIES
+        for text in texts:
+            for file, state in _states(self.resolve(text)):
+                digest.update(os.fsencode(f"{file}\0{state.st_mtime_ns}\0{state.st_size}\0"))
+                left -= 1
+        return digest.hexdigest() if texts and left > 0 else ""
+
     @property
     def words(self) -> str:
+        """Return the folders for a sentence."""
         return one_line(", ".join(map(str, self.roots)))[:300]
 
     def shown(self, path: Path) -> str:
@@ -83,8 +94,9 @@ class AllowedFolders:
 
     def _refuse_links_out(self, path: Path) -> None:
         """A link in a run folder would let an answer quote any file."""
-        for inner in _links(path):
-            real = _real(inner)
+        for entry in _entries(path):
+            inner = Path(entry.path)
+            real = _real(inner) if entry.is_symlink() else None
             if real is not None and not self._holds(real):
                 raise NotAllowedError(
                     f"{one_line(str(inner))[:200]} is a link that leads out of the folders that "
@@ -100,17 +112,27 @@ def _real(path: Path) -> Path | None:
         return None
 
 
-def _links(folder: Path) -> Iterator[Path]:
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a folder and in those below it, without following links."""
     waiting, left = [(folder, 0)], _MOST_ENTRIES
-    while waiting:
+    while waiting and left > 0:
         path, depth = waiting.pop()
         try:
             entries = list(os.scandir(path)) if path.is_dir() else []
         except OSError:
             continue
-        for entry in entries[:left]:
-            if entry.is_symlink():
-                yield Path(entry.path)
-            elif depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
-                waiting.append((Path(entry.path), depth + 1))
-        left -= len(entries[:left])
+        left -= len(entries)
+        yield from entries
+        if depth < _DEEPEST:
+            inner = (entry for entry in entries if entry.is_dir(follow_symlinks=False))
+            waiting += [(Path(entry.path), depth + 1) for entry in inner]
+
+
+def _states(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files of a run, or the one file, with times and sizes."""
+    try:
+        yield str(path), path.stat()
+        for entry in sorted(_entries(path), key=lambda entry: entry.path):
+            yield entry.path, entry.stat()
+    except OSError:  # it goes away while we look: it is another one then
+        return

@@ -221,6 +221,11 @@ def fingerprint(question: Any, answer: Any) -> str:
     return base64.urlsafe_b64encode(digest.digest()).decode()
 
 
+def of_part(mark: str, part: str) -> str:
+    """Return what a cursor holds: a place in one part is none in another."""
+    return fingerprint(mark, part)
+
+
 def make_cursor(place: int, mark: str) -> str:
     return base64.urlsafe_b64encode(f"{place}:{mark}".encode()).decode().rstrip("=")
 

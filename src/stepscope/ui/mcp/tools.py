@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -19,8 +20,9 @@ from stepscope.errors import NotCapturedError, UsageError
 from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
+    from stepscope.ui.cli.whatif import OpenedBench
     from stepscope.ui.mcp.folders import AllowedFolders
-    from stepscope.ui.serve.listed_runs import ServedFolder
+    from stepscope.ui.serve.listed_runs import RunSummary, ServedFolder
 
 _LONGEST_PATH = 4096
 _MOST_CHANGES = 16
@@ -53,12 +55,21 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     part: Part = ""
     cursor: Cursor = ""
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the paths that decide the answer; none where other things do too."""
+        return ()
+
 
 class ExplainQuestion(Question, frozen=True, kw_only=True):
     path: RunPath
     memory_limit: Annotated[
         str, Meta(description="Memory that training may use on each device, such as 24GB.")
     ] = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,)
 
 
 class WhatifQuestion(Question, frozen=True, kw_only=True):
@@ -76,6 +87,10 @@ class WhatifQuestion(Question, frozen=True, kw_only=True):
 class CompareQuestion(Question, frozen=True, kw_only=True):
     a: RunPath
     b: RunPath
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.a, self.b)
 
 
 class RunsQuestion(Question, frozen=True, kw_only=True):
@@ -121,6 +136,7 @@ class Tool(NamedTuple):
 def _explain(question: ExplainQuestion, folders: AllowedFolders) -> dict[str, Any]:
     from stepscope.ui.api import explain_paths
     from stepscope.ui.several_jobs import explain_apart, several_json
+    from stepscope.ui.terminal.short import grave_notes, list_notes
     from stepscope.ui.topics.explanation_json import explanation_json
     from stepscope.ui.user_input import parse_size
 
@@ -131,8 +147,10 @@ def _explain(question: ExplainQuestion, folders: AllowedFolders) -> dict[str, An
     except UsageError as error:
         return several_json(explain_apart(error, paths, cache=True))
     answer = explanation_json(explanation)
+    if doubts := grave_notes(list_notes(explanation)):
+        answer["notes"] = doubts
     # The answer and what to do about it first, then what it rests on.
-    first = ("verdict", "why", "next", "also", "headline", "findings", "advice", "budget")
+    first = ("verdict", "why", "next", "also", "notes", "headline", "findings", "advice", "budget")
     return _in_order(answer, (*first, "stragglers", "run", "ranks_without_trace", "quality"))
 
 
@@ -142,25 +160,36 @@ def _whatif(question: WhatifQuestion, folders: AllowedFolders) -> dict[str, Any]
 
     wanted = parse_settings(question.changes)
     path = str(folders.resolve(question.path))
-    answer = outcome_json(predict_outcome([path], wanted, cache=True, quiet=True))
+    stamp = folders.stamp([question.path])
+    opened = partial(_open, stamp) if stamp else None
+    answer = outcome_json(predict_outcome([path], wanted, cache=True, quiet=True, open_with=opened))
     first = ("sentence", "why", "next", "verdict", "settings", "refused", "assumptions", "tried")
     return _in_order(answer, first)
 
 
+@functools.lru_cache(maxsize=1)  # several changes are tried on one run
+def _open(_stamp: str, *paths: str, cache: bool, quiet: bool) -> OpenedBench:
+    from stepscope.ui.api import open_bench
+
+    return open_bench(*paths, cache=cache, quiet=quiet)
+
+
 def _compare(question: CompareQuestion, folders: AllowedFolders) -> dict[str, Any]:
     """As `compare --json`, but no prediction is checked: looking changes nothing."""
+    from stepscope.ui.progress import shown_progress
     from stepscope.ui.topics.comparison import comparison_json
     from stepscope.verify.compare import compare
 
     a, b = (str(folders.resolve(side)) for side in (question.a, question.b))
-    answer = comparison_json(compare([a], [b]))
+    with shown_progress(quiet=True) as progress:
+        answer = comparison_json(compare([a], [b], progress=progress))
     numbers = ("a_ms", "b_ms", "change", "low", "high", "confidence", "smallest_detectable")
     return _in_order(answer, ("sentence", "why", "next", "verdict", *numbers, "notes", "config"))
 
 
 def _find_runs(question: RunsQuestion, folders: AllowedFolders) -> dict[str, Any]:
     from stepscope.text.words import counted
-    from stepscope.ui.serve.listed_runs import RunsDirectory, summarise
+    from stepscope.ui.serve.listed_runs import RunsDirectory
 
     roots = [folders.resolve(question.folder)] if question.folder else folders.roots
     known: dict[str, ServedFolder] = {}
@@ -171,7 +200,7 @@ def _find_runs(question: RunsQuestion, folders: AllowedFolders) -> dict[str, Any
     rows = []
     for found in wanted[:_MOST_LISTED]:
         row = {"path": folders.shown(found.path), "id": f"id:{found.id}", "kind": found.kind}
-        summary = None if found.problem else summarise(found.path, found.kind)
+        summary = None if found.problem else _summary(found)
         told = msgspec.to_builtins(summary) if summary else {"problem": found.problem}
         rows.append(row | {name: value for name, value in told.items() if value not in (None, "")})
     why = f"below {folders.words}"
@@ -186,6 +215,13 @@ def _find_runs(question: RunsQuestion, folders: AllowedFolders) -> dict[str, Any
         else "record one: stepscope run -- python train.py",
         "runs": rows,
     }
+
+
+@functools.lru_cache(maxsize=_MOST_LISTED)  # its stamp says when it has changed
+def _summary(folder: ServedFolder) -> RunSummary:
+    from stepscope.ui.serve.listed_runs import summarise
+
+    return summarise(folder.path, folder.kind)
 
 
 def _changed(path: Path) -> float:

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,16 +28,25 @@ from stepscope.ui.mcp.pages import (
     list_parts,
     make_cursor,
     make_page,
+    of_part,
     read_cursor,
     to_json,
 )
-from stepscope.ui.mcp.tools import TOOLS, parse_question
+from stepscope.ui.mcp.tools import TOOLS, Question, parse_question
 from stepscope.ui.progress import reporting_to
 
 _MOST_ANSWERS = 3
-_REPORT_EVERY_S = 0.2
+_REPORT_EVERY_S = 0.5
 
 Report = Callable[[int, int], None]
+
+
+class _Kept(NamedTuple):
+    """An answer, its fingerprint, and what its files were like before they were read."""
+
+    mark: str
+    stamp: str
+    answer: dict[str, Any]
 
 
 class Answers:
@@ -45,7 +54,7 @@ class Answers:
 
     def __init__(self, folders: AllowedFolders) -> None:
         self._folders = folders
-        self._kept: OrderedDict[str, tuple[str, dict[str, Any]]] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def page(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return one page of an answer, or the typed reason why there is none."""
@@ -62,14 +71,10 @@ class Answers:
     def _page(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         question = parse_question(tool, arguments)
         start, mark = read_cursor(question.cursor) if question.cursor else (0, "")
-        asked = [tool, msgspec.to_builtins(msgspec.structs.replace(question, cursor=""))]
-        key = to_json(asked)
-        known = self._kept.get(key)
-        if known is None or known[0] != mark:
-            answer = TOOLS[tool].answer(question, self._folders)
-            known = (fingerprint(asked, answer), answer)
-            self._keep(key, known)
-        own, answer = known
+        whole = msgspec.structs.replace(question, cursor="", part="")
+        asked = [tool, msgspec.to_builtins(whole)]
+        kept = self._answer(asked, question, mark)
+        own, answer = of_part(kept.mark, question.part), kept.answer
         if mark and mark != own:
             raise CursorError(
                 "the cursor belongs to another question, or the run has changed since",
@@ -85,11 +90,22 @@ class Answers:
                 body["parts"] = list_parts(answer)
         return body
 
-    def _keep(self, key: str, known: tuple[str, dict[str, Any]]) -> None:
-        self._kept[key] = known
-        self._kept.move_to_end(key)
-        while len(self._kept) > _MOST_ANSWERS:
-            self._kept.popitem(last=False)
+    def _answer(self, asked: list[Any], question: Question, mark: str) -> _Kept:
+        """Return a kept answer for its next page, and for a part of it if its files are as they
+        were; else a new one."""
+        key = to_json(asked)
+        kept = self._kept.get(key)
+        if kept is not None and of_part(kept.mark, question.part) == mark:
+            return kept
+        stamp = self._folders.stamp(question.paths)
+        if kept is None or not question.part or mark or not stamp or kept.stamp != stamp:
+            answer = TOOLS[asked[0]].answer(question, self._folders)
+            kept = _Kept(fingerprint(asked, answer), stamp, answer)
+            self._kept[key] = kept
+            self._kept.move_to_end(key)
+            while len(self._kept) > _MOST_ANSWERS:
+                self._kept.popitem(last=False)
+        return kept
 
 
 def refusal(error: Exception) -> dict[str, Any]:
