@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stepscope.ui.mcp.pages import MOST_TOKENS, count_tokens, to_json
+from stepscope.ui.mcp.pages import MOST_TOKENS, TEXT_TOKENS, count_tokens, to_json
 from stepscope.ui.mcp.worker import Answers
-
-FOR_TEXT = 220  # tokens of the sentences beside a page
 
 
 def pages_of(answers: Answers, tool: str, **arguments: Any) -> Iterator[dict[str, Any]]:
@@ -16,7 +14,7 @@ def pages_of(answers: Answers, tool: str, **arguments: Any) -> Iterator[dict[str
     cursor: dict[str, str] = {}
     while True:
         page = answers.page(tool, {**arguments, **cursor})
-        assert count_tokens(to_json(page)) <= MOST_TOKENS - FOR_TEXT, list(page)
+        assert count_tokens(to_json(page)) <= MOST_TOKENS - TEXT_TOKENS, list(page)
         yield page
         if "cursor" not in page:
             return

@@ -20,6 +20,7 @@ from stepscope.ui import api
 from stepscope.ui.mcp.folders import AllowedFolders
 from stepscope.ui.mcp.pages import (
     MOST_TOKENS,
+    TEXT_TOKENS,
     CursorError,
     count_tokens,
     make_cursor,
@@ -36,7 +37,7 @@ def all_pages(answer: dict[str, Any]) -> int:
     start, pages = 0, 0
     while True:
         page = make_page(answer, "", start)
-        assert count_tokens(to_json(page.body)) <= MOST_TOKENS
+        assert count_tokens(to_json(page.body)) <= MOST_TOKENS - TEXT_TOKENS
         pages += 1
         if page.following is None:
             return pages

@@ -22,14 +22,16 @@ from stepscope.records.quality import encode_json
 from stepscope.ui.words import one_line
 
 MOST_TOKENS = 2000
-# Without a tokenizer, each piece counts as the most that tokenizers make of it: a word a token for
-# every four letters, a number one for every three digits, other characters one each, and outside
-# ASCII one for every byte. Real answers then hold a third less than the bound: room for spaces
-# that a client adds.
-_PIECE = re.compile(r"[A-Za-z]+|[0-9]+|[^\x00-\x7f]|\S")
-_LETTERS, _DIGITS = 4, 3
-_ROW_TOKENS = 700  # a value that takes more is cut into its parts
-_HEAD_TOKENS = 350  # what stands on a page beside its rows, with the text for people
+# Without a tokenizer, each piece counts as the most that tokenizers usually make of it: a word a
+# token for every three letters, what is too long for a word two for every three, a number one for
+# every three digits, other characters one each, and outside ASCII one for every byte. Real answers
+# then have a third fewer tokens than the bound: room for spaces that a client adds.
+_PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\x00-\x7f]|\S")
+_LETTERS, _DIGITS = 3, 3
+_LONG_WORD = 8
+_NAME_TOKENS = 10  # what stands around a name: brackets, and the numbers of its rows
+_ROW_TOKENS = 900  # a value that takes more is cut into its parts
+TEXT_TOKENS = 220  # the sentences for people, beside a page
 _MOST_TEXT = 400  # characters of one value
 _MOST_KEY = 80
 _MOST_PARTS = 40
@@ -53,7 +55,8 @@ def _piece_tokens(piece: str) -> int:
     if not piece.isascii():
         return len(piece.encode("utf-8", "replace"))
     if piece.isalpha():
-        return -(-len(piece) // _LETTERS)
+        beyond = max(0, len(piece) - _LONG_WORD)
+        return -(-(len(piece) - beyond) // _LETTERS) - (-2 * beyond // 3)
     return -(-len(piece) // _DIGITS) if piece.isdigit() else 1
 
 
@@ -73,17 +76,20 @@ class _Item(NamedTuple):
     size: int = 0
 
 
-def make_page(answer: Mapping[str, Any], part: str, start: int) -> Page:
-    """Fill a page with the values from number `start` on. UsageError for an unknown part."""
+def make_page(answer: Mapping[str, Any], part: str, start: int, beside: int = 0) -> Page:
+    """Fill a page with the values from number `start` on. UsageError for an unknown part.
+
+    `beside` tokens are taken by what else stands on it.
+    """
     items = _split(_find(answer, part), part)
     body: dict[str, Any] = {}
     lists: dict[str, tuple[int, int]] = {}  # where a list stands -> its first row here, its size
-    left = MOST_TOKENS - _HEAD_TOKENS
+    left = MOST_TOKENS - TEXT_TOKENS - beside
     number = start
     for item in islice(items, start, None):
         name = item.where if item.size or item.where else str(item.key)
-        left -= _cost(item.value) + count_tokens(str(item.key)) + 6
-        left -= 0 if name in body else count_tokens(name) + 12
+        left -= _cost(item.value) + _cost(str(item.key)) + 2
+        left -= 0 if name in body else _cost(name) + _NAME_TOKENS
         if left < 0 and body:
             return Page(_named(body, lists), number)
         number += 1
@@ -135,12 +141,12 @@ def _fits(value: Any) -> bool:
 def _cost(value: Any, most: int = MOST_TOKENS) -> int:
     """Return the tokens of a value, or any number above `most` for a larger one."""
     if isinstance(value, str):
-        return count_tokens(clean_text(value)) + 2
+        return count_tokens(to_json(clean_text(value)))
     if isinstance(value, Mapping):
         total = 2
         for key, inner in value.items():
             if inner is not None:
-                total += count_tokens(str(key)[:_MOST_KEY]) + 4 + _cost(inner, most - total)
+                total += _cost(clean_text(str(key), _MOST_KEY)) + 2 + _cost(inner, most - total)
             if total > most:
                 break
         return total

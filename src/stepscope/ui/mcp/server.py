@@ -23,7 +23,7 @@ from stepscope.ui.json_text import cannot_answer
 from stepscope.ui.mcp.ask_worker import Report, Workers
 from stepscope.ui.mcp.commands import run_training, tune_training
 from stepscope.ui.mcp.folders import AllowedFolders, NotAllowedError
-from stepscope.ui.mcp.pages import DATA, clean, clean_text, count_tokens, to_json
+from stepscope.ui.mcp.pages import DATA, TEXT_TOKENS, clean, clean_text, count_tokens, to_json
 from stepscope.ui.mcp.tools import (
     TOOLS,
     Question,
@@ -35,7 +35,6 @@ from stepscope.ui.mcp.tools import (
     read_resource,
 )
 
-_TEXT_TOKENS = 220
 _STRUCTURED_SINCE = "2025-06-18"  # older clients know text only
 _INSTRUCTIONS = f"""\
 stepscope tells where the steps of a PyTorch training go, what to change, and what that saves. \
@@ -181,7 +180,7 @@ def _sentences(page: dict[str, Any]) -> str:
     lines = [label + clean_text(text) for label, text in said]
     lines.append(f"Here: {', '.join(rows) or 'all of it'}.")
     lines += [f"More: cursor {page['cursor']}"] if "cursor" in page else []
-    while count_tokens("\n".join(lines)) > _TEXT_TOKENS and len(lines) > 1:
+    while count_tokens("\n".join(lines)) > TEXT_TOKENS and len(lines) > 1:
         longest = max(range(len(lines)), key=lambda number: len(lines[number]))
         lines[longest] = f"{lines[longest][: len(lines[longest]) * 2 // 3]}…"
     return "\n".join(lines)

@@ -419,8 +419,25 @@ def _json_sections() -> dict[str, tuple[str, str]]:
             sections[name] = (title, f"## {title}\n{first.strip()}\n")
         for table, rows in zip(tables[::2], tables[1::2], strict=True):
             both = f"{title}: {table}"
-            sections[f"{name}/{_short(table)}"] = (both, f"## {both}\n{rows.strip()}\n")
+            sections |= _bounded(f"{name}/{_short(table)}", both, f"## {both}\n{rows.strip()}\n")
     return sections
+
+
+def _bounded(name: str, title: str, text: str) -> dict[str, tuple[str, str]]:
+    """Cut a table in two that is longer than an answer may be."""
+    from stepscope.ui.mcp.pages import MOST_TOKENS, count_tokens
+
+    head, line, rows = text.rpartition("---|\n")
+    if not rows or count_tokens(text) <= MOST_TOKENS:
+        return {name: (title, text)}
+    lines = rows.splitlines(keepends=True)
+    middle = len(lines) // 2
+    halves = ("".join(lines[:middle]), "".join(lines[middle:]))
+    more = f"{title}, continued"
+    return {
+        name: (title, f"{head}{line}{halves[0]}"),
+        f"{name}/2": (more, f"{head}{line}{halves[1]}"),
+    }
 
 
 def _short(title: str) -> str:

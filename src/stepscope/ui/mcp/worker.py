@@ -24,6 +24,7 @@ from stepscope.ui.mcp.pages import (
     DATA,
     CursorError,
     clean,
+    count_tokens,
     fingerprint,
     list_parts,
     make_cursor,
@@ -36,6 +37,7 @@ from stepscope.ui.mcp.tools import TOOLS, Question, parse_question
 from stepscope.ui.progress import reporting_to
 
 _MOST_ANSWERS = 3
+_CURSOR_GROWS = 16  # tokens, by the digits of its place and how letters and digits alternate
 _REPORT_EVERY_S = 0.5
 
 Report = Callable[[int, int], None]
@@ -80,15 +82,17 @@ class Answers:
                 "the cursor belongs to another question, or the run has changed since",
                 "ask again without a cursor",
             )
-        page = make_page(answer, question.part, start)
+        head: dict[str, Any] = {"schema": 1, "data": DATA}
+        foot: dict[str, Any] = {"cursor": make_cursor(start, own)}
+        if not start and not question.part:
+            foot["parts"] = list_parts(answer)
+        beside = count_tokens(to_json(head | foot)) + _CURSOR_GROWS
+        page = make_page(answer, question.part, start, beside)
         if start and not page.body:
             raise CursorError("the answer ends before this cursor", "ask again without a cursor")
-        body: dict[str, Any] = {"schema": 1, "data": DATA, **page.body}
-        if page.following is not None:
-            body["cursor"] = make_cursor(page.following, own)
-            if not start and not question.part:
-                body["parts"] = list_parts(answer)
-        return body
+        if page.following is None:
+            return head | page.body
+        return head | page.body | foot | {"cursor": make_cursor(page.following, own)}
 
     def _answer(self, asked: list[Any], question: Question, mark: str) -> _Kept:
         """Return a kept answer for its next page, and for a part of it if its files are as they
