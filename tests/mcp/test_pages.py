@@ -16,6 +16,7 @@ import live_runs
 from mcp_pages import pages_of
 from shared_traces import GOLDEN
 from stepscope.errors import UsageError
+from stepscope.records.comparison import TriedConfiguration, TuneResult
 from stepscope.ui import api
 from stepscope.ui.mcp.folders import AllowedFolders
 from stepscope.ui.mcp.pages import (
@@ -211,10 +212,33 @@ def test_hang_is_unknown_until_the_verb_exists(monkeypatch: pytest.MonkeyPatch) 
     class Hang(msgspec.Struct):
         ranks: list[int]
         verdict: str
-        why: str
+        why: tuple[str, ...]
         next: str
 
-    answer = Hang([3], "rank 3 never came", "it reads a batch", "look at data.py:88")
+    answer = Hang(
+        [3], "rank 3 never came", ("it reads a batch", "7 ranks wait"), "look at data.py:88"
+    )
     monkeypatch.setattr(api, "hang", lambda _run: answer, raising=False)
     page = answers.page("hang", {"path": "h200-resnet18"})
     assert list(page) == ["schema", "data", "verdict", "why", "next", "ranks"]
+    assert page["why"] == "it reads a batch; 7 ranks wait"
+
+
+def test_a_tune_that_has_ended_is_shown_page_by_page(tmp_path: Path) -> None:
+    trial = TriedConfiguration(remedies=("bf16",), measured_ms=21.0, kept=True, why="faster")
+    patch = "".join(f"+line {number} of the patch\n" for number in range(300))
+    result = TuneResult(
+        baseline_ms=38.0,
+        best_ms=21.0,
+        speedup=38 / 21,
+        kept=("bf16",),
+        trials=(trial,) * 20,
+        patch=patch,
+        verdict="bf16 makes the step 1.8 times faster",
+    )
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune/tune.json").write_bytes(msgspec.json.encode(result))
+    pages = list(pages_of(Answers(AllowedFolders([tmp_path])), "tune", folder="tune"))
+    assert pages[0]["verdict"] == result.verdict
+    lines = [line for page in pages for name in page if name[:5] == "patch" for line in page[name]]
+    assert lines == patch.splitlines()

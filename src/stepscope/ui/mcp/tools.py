@@ -264,6 +264,9 @@ def _hang(question: HangQuestion, folders: AllowedFolders) -> dict[str, Any]:
             "update stepscope; until then `explain` and `py-spy dump` show where ranks are",
         )
     answer: dict[str, Any] = msgspec.to_builtins(hang(path))
+    for name in ("why", "next"):  # sentences, as every tool has them
+        if not isinstance(answer[name], str):
+            answer[name] = "; ".join(answer[name])
     return _in_order({"schema": 1, **answer}, ("verdict", "why", "next"))
 
 
