@@ -64,6 +64,8 @@ LONG = {
     "fuse/test_sweep_verb.py",
     "hosts/test_clocks_between_hosts.py",
     "hosts/test_shared_folder.py",
+    "mcp/test_every_page.py",
+    "mcp/test_session.py",
     "measure/test_bare_and_captured.py",
     "measure/test_clock.py",
     "measure/test_comms.py",

@@ -65,6 +65,7 @@ def test_exit_codes_are_the_documented_ones() -> None:
         "UsageError": 2,
         "UnreadableInputError": 3,
         "NotCapturedError": 4,
+        "NotPredictedError": 4,
         "SlowerError": 5,
     }
     for code in {0, *codes.values()}:

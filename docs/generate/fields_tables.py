@@ -125,7 +125,7 @@ def _show(fields: FieldTable) -> str:
     named = list(dict.fromkeys(place for place in places if place not in ("", EVERYWHERE)))
     about = [f"At {' and '.join(map(code, named))}."] if named else []
     about += [fields.about] if fields.about else []
-    about.append(f"Computed by {code(fields.by)}.")
+    about.append(f"Function: {code(fields.by)}.")
     parts.append(" ".join(about))
     parts.append(_table(fields))
     return "\n\n".join(parts)
@@ -142,7 +142,7 @@ def _table(fields: FieldTable) -> str:
         )
         for row in fields.fields
     ]
-    columns = list(zip(("field", "meaning", "unit", "computed by"), *rows, strict=True))
+    columns = list(zip(("field", "meaning", "unit", "function"), *rows, strict=True))
     head, *lines = zip(*(column for column in columns if any(column[1:])), strict=True)
     return table(head, lines)
 

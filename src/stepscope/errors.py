@@ -4,6 +4,7 @@
     ├── UsageError              2   the command was called wrongly
     ├── UnreadableInputError    3   a file could not be read as what it should be
     ├── NotCapturedError        4   the input is fine but does not hold what was asked for
+    │   └── NotPredictedError   4   the step takes none of the changes that were asked for
     └── SlowerError             5   B is slower than --fail-on-slower allows; nothing went wrong
 
 Two more end no command: RefusedError says why a change does not fit a training, and
@@ -19,27 +20,37 @@ import sys
 
 
 class StepscopeError(Exception):
-    """Base of all errors; carries the process's exit code."""
+    """Base of all errors; carries the process's exit code, and its kind in `cannot_answer`."""
 
     exit_code = 1
+    kind = "defect"
 
 
 class UsageError(StepscopeError):
     """The command or the call itself was wrong."""
 
     exit_code = 2
+    kind = "wrong-use"
 
 
 class UnreadableInputError(StepscopeError):
     """An input file is missing, not permitted, or holds nothing readable."""
 
     exit_code = 3
+    kind = "unreadable"
 
 
 class NotCapturedError(StepscopeError):
     """The input was read, but what the question needs was never recorded."""
 
     exit_code = 4
+    kind = "not-captured"
+
+
+class NotPredictedError(NotCapturedError):
+    """Every change that was asked for refuses this step; the message says why."""
+
+    kind = "refused"
 
 
 class SlowerError(StepscopeError):

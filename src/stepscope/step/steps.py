@@ -65,6 +65,8 @@ def _marked(trace: Trace, pattern: re.Pattern[str]) -> tuple[Step, ...]:
 
 def step_of(steps: tuple[Step, ...], times: Int64s) -> Int64s:
     """Index of the step that each host time falls into, or -1."""
+    if not steps:
+        return np.full(len(times), -1)
     starts = np.array([step.start_ns for step in steps], np.int64)
     ends = np.array([step.start_ns + step.dur_ns for step in steps], np.int64)
     place = np.searchsorted(starts, times, side="right") - 1

@@ -23,6 +23,7 @@ VERBS = {
     "completion": "print the completion script of a shell",
     "gather": "copy the parts of one job from several hosts into one run folder",
     "lsp": "show what each line of a script costs, in an editor",
+    "mcp": "answer the questions of agents and other programs",
     "sweep": "train a model with many settings, several models at a time",
     "gpus": "predict a recorded step on other GPUs, side by side",
     "health": "start a training command, check three steps, stop it",

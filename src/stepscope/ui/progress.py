@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from stepscope.text.figures import size
@@ -27,9 +28,25 @@ _EVERY_S = 0.1
 _WIDTH = 24
 
 
+_listener: ContextVar[Progress | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def reporting_to(listener: Progress) -> Iterator[None]:
+    """Meanwhile a program hears of the bytes that are read, instead of a bar on stderr."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
 @contextmanager
 def shown_progress(*, quiet: bool = False, verb: str = "reading") -> Iterator[Progress | None]:
     """Gives a callback (bytes read, bytes in all), or None if nobody would see the bar."""
+    if (listener := _listener.get()) is not None:
+        yield listener
+        return
     began = last = time.monotonic()
     draw: _Draw | None
 

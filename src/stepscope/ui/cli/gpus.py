@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from stepscope.errors import NotCapturedError
+from stepscope.errors import NotPredictedError
 from stepscope.ui.cli.options import json_option, no_cache_option, paths_argument, verb
 from stepscope.ui.json_text import write_json
 
@@ -61,7 +61,7 @@ def command(
     try:
         comparison = compare_gpus(bench, gpus, per_hour)
     except Refused as reason:
-        raise NotCapturedError(f"{paths[0]}: {str(reason).removeprefix('gpu: ')}") from None
+        raise NotPredictedError(f"{paths[0]}: {str(reason).removeprefix('gpu: ')}") from None
     if as_json:
         write_json(comparison_json(comparison))
         return

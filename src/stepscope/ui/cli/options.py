@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -68,7 +69,9 @@ class VerbCommand(click.Command):
     ) -> click.Context:
         at = self._find_mode(args)
         if at is None:
-            return super().make_context(info_name, args, parent, **extra)
+            asked = any(word == "--json" for _, word in self._own_options(args))
+            with _cannot_answer_as_json(lambda: asked and "--json" in self._valued()):
+                return super().make_context(info_name, args, parent, **extra)
         mode = args[at]
         other: click.Command = import_module(f"stepscope.ui.cli.{self.modes[mode]}").command
         if mode.startswith("-"):
@@ -78,7 +81,10 @@ class VerbCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run this verb, or the one that `make_context` chose."""
-        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+        if ctx.command is not self:
+            return ctx.command.invoke(ctx)
+        with _cannot_answer_as_json(lambda: ctx.params.get("as_json", False)):
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -95,20 +101,30 @@ class VerbCommand(click.Command):
         """Return where the command line names a mode, before the words of a command start."""
         if args and args[0] in self.modes and not os.path.exists(args[0]):  # noqa: PTH110
             return 0
+        flags = {mode for mode in self.modes if mode.startswith("--")}
+        return next((at for at, word in self._own_options(args) if word in flags), None)
+
+    def _own_options(self, args: Sequence[str]) -> Iterator[tuple[int, str]]:
+        """Yield the words that can be options of this verb, before those of a command start."""
         mixes_words = self.context_settings.get("allow_interspersed_args", True)
-        valued = [option for option in options_of(self) if not (option.is_flag or option.count)]
-        taking_value = {name for option in valued for name in option.opts}
+        takes_value = self._valued()
         skip = False
         for number, word in enumerate(args):
             if skip:
                 skip = False
-            elif word == "--" or (not word.startswith("-") and not mixes_words):
-                return None
-            elif word.startswith("--") and word in self.modes:
-                return number
-            else:
-                skip = word in taking_value
-        return None
+                continue
+            if word == "--" or (not word.startswith("-") and not mixes_words):
+                return
+            yield number, word
+            skip = takes_value.get(word, False)
+
+    def _valued(self) -> dict[str, bool]:
+        """Return every name of an option, and whether a value follows it."""
+        return {
+            name: not (option.is_flag or option.count)
+            for option in options_of(self)
+            for name in option.opts
+        }
 
     def _no_such_option(self, name: str) -> str:
         """Return what is wrong, and options of this verb that are spelled alike."""
@@ -166,6 +182,21 @@ class VerbGroup(VerbCommand, click.Group):
     """A verb with subcommands."""
 
     command_class = VerbCommand
+
+
+@contextmanager
+def _cannot_answer_as_json(wanted: Callable[[], bool]) -> Iterator[None]:
+    """With --json, stdout says why there is no answer; the error goes on to `main`."""
+    try:
+        yield
+    except (click.Abort, click.exceptions.Exit, BrokenPipeError):
+        raise
+    except Exception as error:
+        if wanted():
+            from stepscope.ui.json_text import write_cannot_answer
+
+            write_cannot_answer(error)
+        raise
 
 
 def verb_page(verb: str) -> str:
@@ -383,7 +414,7 @@ def complete_file(ctx: click.Context, _param: Any, incomplete: str) -> list[Comp
 
 # Options and arguments that several verbs share.
 
-json_option = flag("--json", "Print one JSON object and nothing else.", "as_json")
+json_option = flag("--json", "Print one JSON object.", "as_json")
 
 step_on_option = click.option(
     "--step-on",
@@ -394,9 +425,7 @@ step_on_option = click.option(
     help=f"What marks the end of a training step: {listed(STEP_ON)}.",
 )
 
-no_cache_option = flag(
-    "--no-cache", "Read the trace files themselves, use no cached copy and write none."
-)
+no_cache_option = flag("--no-cache", "Read the traces themselves and write no cached copy.")
 
 
 def _read_changes(ctx: click.Context, _parameter: Any, text: str) -> tuple[str, ...]:

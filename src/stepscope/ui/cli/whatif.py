@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
     from stepscope.predict.engine import Bench
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.prediction import Prediction, Setting
-    from stepscope.ui.topics.whatif import Verdict
+    from stepscope.ui.topics.whatif import Tried, Verdict
+    from stepscope.ui.words import Answer
+
+    OpenedBench = tuple[Bench, RankExplanation, str]
 
 
 def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
@@ -86,7 +91,7 @@ def command(
     PATHS are a run folder, the run folders of all hosts of one job, a trace or a folder of traces.
     With several ranks, the prediction is about the slowest one, because the others wait for it.
     """
-    from stepscope.ui.api import open_bench, parse_settings
+    from stepscope.ui.api import parse_settings
 
     if as_list:
         _print_list(as_json)
@@ -96,40 +101,88 @@ def command(
     if remember and not settings:
         raise UsageError("--remember saves one prediction: name it with --set")
     wanted = parse_settings(settings)
-    if _predict_server(paths, wanted, as_json=as_json, keep=remember):
-        return
-    bench, rank, about = open_bench(*paths, cache=not no_cache, quiet=as_json)
-    path = shlex.join(paths)
-    if wanted:
-        _predict(bench, wanted, rank, about, as_json, path if remember else None)
-    else:
-        _predict_usual(bench, rank, about, path=path, as_json=as_json)
-
-
-def _predict_server(
-    paths: tuple[str, ...], wanted: list[Setting], *, as_json: bool, keep: bool
-) -> bool:
-    """Answer from what a parameter server recorded; False if the traces have to answer."""
-    from stepscope.ui.topics import whatif as topic
-    from stepscope.ui.words import Answer
-
-    runs = topic.find_server_runs(paths, wanted)
-    if not runs:
-        return False
-    if keep:
-        raise UsageError("--remember saves predictions from traces only; `compare` reads no others")
-    tried = topic.predict_server(runs, wanted)
-    best = tried.predictions[0]
+    outcome = predict_outcome(paths, wanted, cache=not no_cache, quiet=as_json, keep=remember)
     if as_json:
-        body = topic.prediction_json(best if wanted else tried.before, tried.before)
-        rows = [topic.prediction_json(step, tried.before) for step in tried.predictions]
-        alone = {"raw_ms": best.predicted_ms, "promise": None}
-        write_json(body | {"rank": None} | (alone if wanted else {"tried": rows}))
-        return True
+        write_json(outcome_json(outcome))
+        return
     from stepscope.ui.terminal.whatif import print_predictions
 
     print_predictions(
-        tried,
+        outcome.tried,
+        headline=outcome.headline,
+        answer=outcome.answer,
+        judged=outcome.judged,
+        assumptions=outcome.assumptions,
+        on_host=outcome.on_host,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatifOutcome:
+    """What `whatif` answers, before it is printed."""
+
+    tried: Tried
+    headline: str
+    answer: Answer
+    judged: Verdict
+    on_host: bool
+    together: bool  # the changes are predicted together; else each alone
+    assumptions: tuple[str, ...] = ()
+    more: dict[str, Any]  # what only the JSON says
+
+
+def predict_outcome(
+    paths: Sequence[str],
+    wanted: list[Setting],
+    *,
+    cache: bool,
+    quiet: bool,
+    keep: bool = False,
+    open_with: Callable[..., OpenedBench] | None = None,
+) -> WhatifOutcome:
+    """Predict the changes together, or the usual ones each alone if none is named.
+
+    `open_with` opens the run, for a caller that keeps it open for other changes.
+    """
+    from stepscope.ui.api import open_bench
+    from stepscope.ui.topics.whatif import find_server_runs
+
+    if runs := find_server_runs(paths, wanted):
+        if keep:
+            raise UsageError(
+                "--remember saves predictions from traces only; `compare` reads no others"
+            )
+        return _predict_server(runs, wanted)
+    bench, rank, about = (open_with or open_bench)(*paths, cache=cache, quiet=quiet)
+    path = shlex.join(paths)
+    if wanted:
+        return _predict(bench, wanted, rank, about, path if keep else None)
+    return _predict_usual(bench, rank, about, path=path)
+
+
+def outcome_json(outcome: WhatifOutcome) -> dict[str, Any]:
+    """`whatif --json`."""
+    from stepscope.ui.topics.whatif import prediction_json
+
+    tried, answer = outcome.tried, outcome.answer
+    first = tried.predictions[0] if outcome.together else tried.before
+    body = prediction_json(first, tried.before)
+    if not outcome.together:
+        body["tried"] = [prediction_json(step, tried.before) for step in tried.predictions]
+    sentences = {"sentence": answer.verdict, "why": answer.why, "next": answer.next}
+    return body | outcome.more | sentences
+
+
+def _predict_server(runs: Sequence[Path], wanted: list[Setting]) -> WhatifOutcome:
+    """Answer from what a parameter server recorded."""
+    from stepscope.ui.topics import whatif as topic
+    from stepscope.ui.words import Answer
+
+    tried = topic.predict_server(runs, wanted)
+    best = tried.predictions[0]
+    alone = {"raw_ms": best.predicted_ms, "promise": None}
+    return WhatifOutcome(
+        tried=tried,
         headline=topic.describe_run(tried, runs),
         answer=Answer(
             verdict=topic.verdict(best),
@@ -139,8 +192,9 @@ def _predict_server(
         judged=topic.judge(best),
         assumptions=best.assumptions,
         on_host=True,
+        together=bool(wanted),
+        more={"rank": None} | (alone if wanted else {}),
     )
-    return True
 
 
 def _predict(
@@ -148,9 +202,8 @@ def _predict(
     wanted: list[Setting],
     rank: RankExplanation,
     about: str,
-    as_json: bool,
     remember_for: str | None,
-) -> None:
+) -> WhatifOutcome:
     """Answer for changes together; `remember_for` is the path of a prediction to keep."""
     from stepscope.ui.topics import whatif as topic
     from stepscope.ui.words import Answer
@@ -159,15 +212,9 @@ def _predict(
     before, raw = bench.predict([]), topic.predict_together(bench, wanted)
     after = topic.adjusted(raw, history())
     promise = None if remember_for is None else _remember(raw, bench, remember_for)
-    if as_json:
-        body = topic.prediction_json(after, before)
-        write_json(body | {"rank": rank.rank, "raw_ms": raw.predicted_ms, "promise": promise})
-        return
-    from stepscope.ui.terminal.whatif import print_predictions
-
     on_host, judged = bench.context.on_host, topic.judge(after)
-    print_predictions(
-        topic.Tried(before=before, predictions=(after,), refused=after.refused),
+    return WhatifOutcome(
+        tried=topic.Tried(before=before, predictions=(after,), refused=after.refused),
         headline=topic.headline(rank, before, about),
         answer=Answer(
             verdict=topic.verdict(after),
@@ -177,12 +224,12 @@ def _predict(
         judged=judged,
         assumptions=after.assumptions,
         on_host=on_host,
+        together=True,
+        more={"rank": rank.rank, "raw_ms": raw.predicted_ms, "promise": promise},
     )
 
 
-def _predict_usual(
-    bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json: bool
-) -> None:
+def _predict_usual(bench: Bench, rank: RankExplanation, about: str, *, path: str) -> WhatifOutcome:
     from stepscope.ui.api import predict_changes
     from stepscope.ui.topics import whatif as topic
     from stepscope.ui.words import Answer
@@ -190,14 +237,6 @@ def _predict_usual(
     tried = predict_changes(bench, rank, [])
     if not tried.predictions:
         raise NotCapturedError(f"{path}: nothing can be predicted: {'; '.join(tried.refused)}")
-    if as_json:
-        body = topic.prediction_json(tried.before, tried.before) | {"rank": rank.rank}
-        body["refused"] = list(tried.refused)
-        body["tried"] = [topic.prediction_json(step, tried.before) for step in tried.predictions]
-        write_json(body)
-        return
-    from stepscope.ui.terminal.whatif import print_predictions
-
     best, on_host = tried.predictions[0], bench.context.on_host
     sentence = "none of the usual changes would make this step faster"
     next_ = "several changes together may save more: repeat --set"
@@ -207,12 +246,14 @@ def _predict_usual(
         sentence = topic.verdict(best)
         next_ = f"{trial} shows what it assumes; repeat --set to combine"
     why = topic.why(tried.before, best, on_host=on_host)
-    print_predictions(
-        tried,
+    return WhatifOutcome(
+        tried=tried,
         headline=topic.headline(rank, tried.before, about),
         answer=Answer(verdict=sentence, why=why, next=next_),
         judged="faster" if worth else "no difference",
         on_host=on_host,
+        together=False,
+        more={"rank": rank.rank, "refused": list(tried.refused)},
     )
 
 

@@ -309,17 +309,28 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     return rows
 
 
-def _notes(explanation: Explanation, console: Console) -> list[Text]:
-    """Show the first grave note of each kind, two at most; then the last one left, or a count."""
+def list_notes(explanation: Explanation) -> list[tuple[str, str]]:
+    """Return all notes about the input: id, and the sentence with whose it is."""
     several = len(explanation.ranks) > 1
-    notes = [("", note) for note in explanation.quality]
-    notes += [
-        (f"{rank.called}: " if several else "", note)
+    notes = [(note.id, note.detail) for note in explanation.quality]
+    return notes + [
+        (note.id, f"{rank.called}: {note.detail}" if several else note.detail)
         for rank in explanation.ranks
         for note in rank.quality
     ]
-    kinds = {note.id: f"{whose}{note.detail}" for whose, note in reversed(notes)}
-    grave = [text for name, text in reversed(kinds.items()) if name in GRAVE][:2]
+
+
+def grave_notes(notes: Sequence[tuple[str, str]]) -> list[str]:
+    """Return what puts the answer in doubt: the first note of each kind, two at most."""
+    kinds = {name: text for name, text in reversed(notes) if name in GRAVE}
+    return list(reversed(kinds.values()))[:2]
+
+
+def _notes(explanation: Explanation, console: Console) -> list[Text]:
+    """Show the first grave note of each kind, two at most; then the last one left, or a count."""
+    notes = list_notes(explanation)
+    kinds = dict(reversed(notes))
+    grave = grave_notes(notes)
     rows = [
         line for text in grave for line in wrapped(text, console, 3 - len(grave), style="yellow")
     ]

@@ -15,7 +15,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from stepscope.changes import CHANGES, PREDICTED
-from stepscope.errors import NotCapturedError, StepscopeError, UsageError
+from stepscope.errors import NotCapturedError, NotPredictedError, StepscopeError, UsageError
 from stepscope.explain.cpu_use import is_beside_others
 from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import settings_for_remedy
@@ -333,11 +333,11 @@ def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Predi
 
 
 def predict_together(bench: Bench, settings: Sequence[Setting]) -> Prediction:
-    """Predict changes made together, as far as the step takes them. Raise NotCapturedError if it
+    """Predict changes made together, as far as the step takes them. Raise NotPredictedError if it
     takes none."""
     prediction = bench.predict(settings)
     if not prediction.applied:
-        raise NotCapturedError("; ".join(dict.fromkeys(prediction.refused)))
+        raise NotPredictedError("; ".join(dict.fromkeys(prediction.refused)))
     return replace(prediction, settings=prediction.applied)
 
 

@@ -1,0 +1,1 @@
+"""`stepscope mcp`: questions of other programs, answered in pages of a bounded size."""
