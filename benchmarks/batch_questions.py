@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 import stepscope
-from stepscope.explain.batch import BatchReading, find_batch, read_batch
+from stepscope.explain.batch import find_batch, read_batch
 from stepscope.explain.rank_analysis import RankAnalysis
+from stepscope.records.explanation import BatchReading
 
 Step = Callable[[], torch.Tensor]  # returns the loss
 F = nn.functional

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.explain.batch import BatchReading, find_batch
+from stepscope.explain.batch import find_batch
 from stepscope.explain.memory.model import ShapedCall, StepCalls
+from stepscope.records.explanation import BatchReading
 from stepscope.records.memory import CapturedInputs
 from stepscope.records.rank_facts import LoaderUse
 

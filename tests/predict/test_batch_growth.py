@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from benches import ask, bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.explain.batch import BatchReading
 from stepscope.predict.batch_size import count_layer_runs, find_calls_of_samples
 from stepscope.predict.whatifs import predict_change
+from stepscope.records.explanation import BatchReading
 from stepscope.ui.topics.whatif import gain_of
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.memory.model import ATTENTION, EMBEDDING, FED, ShapedCall, StepCalls
+from stepscope.records.explanation import BatchReading
 from stepscope.records.memory import CapturedInputs
 from stepscope.records.rank_facts import LoaderUse
 from stepscope.records.trace import HostKind, Trace
@@ -39,20 +40,6 @@ _LOSSES = (
 _SCORES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
 _RECURRENT = lazy_pattern(r"^aten::(lstm|gru|rnn_tanh|rnn_relu)$")
 _SIDES = {"aten::conv1d": 3, "aten::conv2d": 4, "aten::conv3d": 5}  # of an input with a batch
-
-
-class BatchReading(msgspec.Struct, frozen=True, kw_only=True):
-    size: int
-    read_from: str
-    doubt: str = ""  # why it may not be the number of samples
-    one_graph: bool = False  # every step reads the same table of nodes: there may be no batch
-    per_step: int | None = 1  # batches of a step; None: not known
-    calls: int | None = None  # of the model with a batch, in a step; None: not known
-
-    @property
-    def sure(self) -> int | None:
-        """None if there is a doubt."""
-        return None if self.doubt else self.size
 
 
 def read_batch(analysis: RankAnalysis) -> BatchReading | None:

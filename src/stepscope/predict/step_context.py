@@ -14,12 +14,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.batch import BatchReading
 from stepscope.explain.memory.model import StepCalls
 from stepscope.predict.fitted import table
 from stepscope.predict.kernel_costs import Family, family_of
 from stepscope.predict.peak_memory.backward_graph import MemoryChange
-from stepscope.records.explanation import Steps
+from stepscope.records.explanation import BatchReading, Steps
 from stepscope.records.job import Job
 from stepscope.records.memory import Memory
 from stepscope.records.trace import HostKind, Trace

@@ -106,6 +106,22 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     dur_ns: int
 
 
+class BatchReading(msgspec.Struct, frozen=True, kw_only=True):
+    """How many samples a batch has, and what shows it."""
+
+    size: int
+    read_from: str
+    doubt: str = ""  # why it may not be the number of samples
+    one_graph: bool = False  # every step reads the same table of nodes: there may be no batch
+    per_step: int | None = 1  # batches of a step; None: not known
+    calls: int | None = None  # of the model with a batch, in a step; None: not known
+
+    @property
+    def sure(self) -> int | None:
+        """None if there is a doubt."""
+        return None if self.doubt else self.size
+
+
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """The steps, where they come from, and the steady cycles that the budget covers.
 
