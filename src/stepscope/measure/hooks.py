@@ -297,6 +297,7 @@ def _watch_process_groups(session: Session) -> None:
         @functools.wraps(initialises)
         def initialise(*args: Any, **kwargs: Any) -> Any:
             began = perf_counter_ns()
+            session.hang.start()
             try:
                 return initialises(*args, **kwargs)
             finally:

@@ -110,6 +110,7 @@ def _watch_iterators(session: Session, owner: Any) -> None:
             return original(self, *args, **kwargs)
         if start_up.asks:
             start_up.batch_asked_for()
+            session.hang.start()
         if ends_steps:
             session.boundary()
         session.note_from_here()

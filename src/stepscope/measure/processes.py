@@ -132,11 +132,11 @@ def describe_exception(
 
 
 def _innermost(frames: list[Line]) -> Line | None:
-    own = [frame for frame in frames if not _is_library(frame[0])]
+    own = [frame for frame in frames if not is_library(frame[0])]
     return own[-1] if own else frames[-1] if frames else None
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
     return file.startswith(("<", *_LIBRARIES)) or "-packages" in file
 
 

@@ -1,0 +1,3 @@
+"""Which rank keeps a job from its next step, and where in the script it is."""
+
+from stepscope.explain.hang.verdict import explain_hang as explain_hang

@@ -1,0 +1,223 @@
+"""A thread that notices when steps no longer end, and then records once what this rank does.
+
+It looks at the number of steps about once a second, which costs the training nothing in a step.
+While a step takes unusually long it also looks for a request of another rank, or of
+`stepscope run`: the rank that all others wait for may itself be within its own limits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, time  # a script may replace those of the module
+from typing import Any, Protocol
+
+from stepscope.measure import folder as layout
+from stepscope.measure.hang import evidence
+from stepscope.measure.hang.patience import Patience
+from stepscope.measure.hang.training_loop import TrainingLoop
+from stepscope.measure.never_raise import note
+from stepscope.measure.ranks import rank_and_world
+from stepscope.measure.settings import Settings
+from stepscope.measure.writer import started_thread
+from stepscope.records.folders import HANG, HANG_REQUEST, host_hang_file, this_host, this_process
+
+PAUSE_S = 1.0
+# A look that comes so late says that this process, or its machine, was stopped: the time counts
+# for no step.
+_STOPPED_S = 3.0
+_LAST_S = 1.0
+_CLOCKS_S = 5.0  # that clocks of a shared disk may differ
+_LONG_PHASES = ("evaluation", "checkpoint", "compile", "between_epochs")
+
+
+class WatchedSession(Protocol):
+    """The session as this thread sees it."""
+
+    settings: Settings
+    thread: int
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def rank_folder(self) -> Path | None: ...
+
+
+class HangWatch:
+    """One per process that trains. `least_s` 0 turns it off."""
+
+    def __init__(self, session: WatchedSession, least_s: float) -> None:
+        self._session, self._least_s = session, least_s
+        self._thread: threading.Thread | None = None
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """The thread is not in a forked child, which may train as well."""
+        self._thread = None
+        self._stop = threading.Lock()  # held until the end: waiting for it costs less than an Event
+        self._stop.acquire()
+        self._patience = Patience(self._least_s)
+        self._loop = TrainingLoop()
+        self._number, self._since, self._since_unix = 0, monotonic(), time()
+        self._answered = 0.0  # when the last request that was answered was made
+        self._record: dict[str, Any] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin to watch; further calls do nothing."""
+        if self._thread is None and self._least_s > 0 and not self._closed:
+            self._since, self._since_unix = monotonic(), time()
+            self._thread = started_thread(self._run, "stepscope-hang")
+
+    def close(self) -> None:
+        """Training is over. The thread is hardly waited for: it may write to a slow disk."""
+        if not self._closed:
+            self._closed = True
+            self._stop.release()
+            if self._record is not None and self._thread is not None:
+                self._thread.join(_LAST_S)  # it says that steps went on
+
+    def _run(self) -> None:
+        try:
+            self._watch(min(PAUSE_S, self._least_s / 4))
+        except Exception as error:
+            note("hang", error)
+
+    def _watch(self, pause_s: float) -> None:
+        looked = monotonic()
+        while not self._stop.acquire(timeout=pause_s):
+            now = monotonic()
+            number = self._session.number
+            if number != self._number:
+                self._progressed(number, now)
+            elif now - looked > pause_s + _STOPPED_S:
+                self._since += now - looked
+            else:
+                self._look(now)
+            looked = monotonic()
+        self._went_on("training ended")
+
+    def _progressed(self, number: int, now: float) -> None:
+        seconds = now - self._since
+        self._went_on("a step ended")
+        if number > self._number:
+            self._patience.took(number - self._number, seconds)
+            self._loop.saw(sys._current_frames().get(self._session.thread))
+        self._number, self._since, self._since_unix = number, now, time()
+
+    def _look(self, now: float) -> None:
+        silent_s = now - self._since
+        if silent_s < min(self._least_s / 2, 5.0):
+            return
+        limit_s = self._patience.limit_s(is_long=False)
+        if silent_s < limit_s and not self._is_asked():
+            return
+        phase = self._phase()
+        limit_s = self._patience.limit_s(is_long=phase in _LONG)
+        if self._is_asked():
+            self._answered = self._asked_unix()
+        elif self._record is not None or silent_s < limit_s:
+            return
+        suspects = silent_s >= limit_s
+        self._write(phase, silent_s, limit_s, suspects=suspects)
+        if suspects and self._asked_unix() < self._since_unix - _CLOCKS_S:
+            self._ask()
+
+    def _phase(self) -> str:
+        """What the training thread does, as far as it is known."""
+        session = self._session
+        if self._number < 1:
+            return "start_up"
+        frame = sys._current_frames().get(session.thread)
+        innermost = frame.f_code.co_filename if frame is not None else ""
+        if f"{os.sep}stepscope{os.sep}measure{os.sep}" in innermost:
+            return "capture"
+        phase = session.phase
+        if phase in _LONG_PHASES:
+            return phase
+        return "after_training" if self._loop.has_left(frame) else phase
+
+    # What ranks and `stepscope run` ask each other: a file in the run folder, by its time.
+
+    @property
+    def _request(self) -> Path:
+        return Path(self._session.settings.folder) / HANG_REQUEST
+
+    def _asked_unix(self) -> float:
+        try:
+            return os.stat(self._request).st_mtime  # noqa: PTH116 - one call
+        except OSError:
+            return 0.0
+
+    def _is_asked(self) -> bool:
+        asked = self._asked_unix()
+        return asked > self._answered and asked > self._since_unix - _CLOCKS_S
+
+    def _ask(self) -> None:
+        layout.try_write_json(self._request, {"schema": 1, "unix": time(), "host": this_host()})
+        self._answered = self._asked_unix()
+
+    # hang.json
+
+    def _write(self, phase: str, silent_s: float, limit_s: float, *, suspects: bool) -> None:
+        """What may never answer comes last: until then the file says what is known."""
+        session = self._session
+        rank, world_size = rank_and_world()
+        self._record = {
+            "schema": 1,
+            "rank": rank,
+            "world_size": world_size,
+            "noticed_unix": time(),
+            "suspects": suspects,
+            "silent_s": round(silent_s, 3),
+            "limit_s": round(limit_s, 3),
+            "usual_s": round(self._patience.usual_s, 6),
+            "phase": phase,
+            "step": self._number,
+            "identity": _identity(),
+            **evidence.look_at_process(session.thread),
+        }
+        self._save()
+        parts: tuple[tuple[str, Callable[[], Any]], ...] = (
+            ("collectives", evidence.look_at_collectives),
+            ("device", evidence.look_at_device),
+        )
+        for name, look in parts:
+            content = look()
+            if content is not None:
+                self._record[name] = content
+                self._save()
+
+    def _went_on(self, how: str) -> None:
+        record, self._record = self._record, None
+        if record is not None:
+            self._record = None
+            self._save({**record, "went_on": {"unix": time(), "how": how}})
+
+    def _save(self, record: dict[str, Any] | None = None) -> None:
+        folder = self._session.rank_folder
+        path = folder / HANG if folder is not None else self._before_the_first_step()
+        layout.try_write_json(path, record or self._record)
+
+    def _before_the_first_step(self) -> Path:
+        """A process gets its rank's folder when its first step ends."""
+        path = host_hang_file(Path(self._session.settings.folder), this_host(), os.getpid())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            layout.note_unwritten(HANG, error)
+        return path
+
+
+_LONG = (*_LONG_PHASES, "start_up", "after_training", "capture")
+
+
+def _identity() -> dict[str, Any]:
+    process = this_process()
+    return {name: getattr(process, name) for name in process.__slots__}
