@@ -55,6 +55,8 @@ def threads(training_thread: int, before: dict[int, dict[str, Any]]) -> list[dic
         if name.startswith("stepscope-"):
             continue
         native = thread.native_id if thread is not None else None
+        if thread is threading.main_thread():
+            native = os.getpid()  # a forked child's thread still has its parent's number
         task = tasks.get(native or 0, {})
         cpu = task.pop("cpu_ticks", None)
         then = before.get(native or 0, {}).get("cpu_ticks")

@@ -19,6 +19,7 @@ from stepscope.measure import folder as layout
 from stepscope.measure.hang import evidence
 from stepscope.measure.hang.patience import Patience
 from stepscope.measure.hang.training_loop import TrainingLoop
+from stepscope.measure.hang.workers import WorkerStacks
 from stepscope.measure.never_raise import note
 from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.settings import Settings
@@ -54,6 +55,7 @@ class HangWatch:
     def __init__(self, session: WatchedSession, least_s: float) -> None:
         self._session, self._least_s = session, least_s
         self._thread: threading.Thread | None = None
+        self.workers = WorkerStacks(session.settings.folder)
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
@@ -125,9 +127,9 @@ class HangWatch:
         elif self._record is not None or silent_s < limit_s:
             return
         suspects = silent_s >= limit_s
-        self._write(phase, silent_s, limit_s, suspects=suspects)
         if suspects and self._asked_unix() < self._since_unix - _CLOCKS_S:
             self._ask()
+        self._write(phase, silent_s, limit_s, suspects=suspects)
 
     def _phase(self) -> str:
         """What the training thread does, as far as it is known."""
@@ -169,6 +171,9 @@ class HangWatch:
         """What may never answer comes last: until then the file says what is known."""
         session = self._session
         rank, world_size = rank_and_world()
+        self.workers.ask()
+        process = evidence.look_at_process(session.thread)
+        self.workers.collect(process["children"])
         self._record = {
             "schema": 1,
             "rank": rank,
@@ -181,7 +186,7 @@ class HangWatch:
             "phase": phase,
             "step": self._number,
             "identity": _identity(),
-            **evidence.look_at_process(session.thread),
+            **process,
         }
         self._save()
         parts: tuple[tuple[str, Callable[[], Any]], ...] = (

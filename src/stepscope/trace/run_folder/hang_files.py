@@ -140,7 +140,12 @@ def _read_hosts(folder: Path, notes: list[Note]) -> tuple[list[HangRecord], list
         content = _read(file, words, _HostFile, notes)
         if content is None:
             continue
-        outside += content.ranks
+        seen_ns = 1e9 * (content.noticed_unix or 0.0)
+        for process in content.ranks:
+            name = Path(process.folder).name
+            steps = stamp_of(folder / name / STEPS_FILE) if name else None
+            if steps is None or steps[0] <= seen_ns:  # it has not gone on since
+                outside.append(process)
         if content.identity is not None:
             record = _read(file, words, HangRecord, notes)
             early += [record] if record is not None else []

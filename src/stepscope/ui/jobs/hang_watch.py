@@ -35,7 +35,8 @@ from stepscope.trace.files import LineFile
 from stepscope.ui.jobs.process import News
 
 _LOOK_S = 1.0
-_SETTLE_S = 4.0  # until all ranks have answered a request
+_SETTLE_S = 5.0  # until all ranks have answered a request
+_ALONE_S = 2.0  # where this host's have: other hosts' may follow, and collectives come last
 _SILENT = 2.0  # times --hang-after: ranks themselves notice earlier
 _APART_S = 1.0  # two looks at what moves
 _NATIVE_S, _MOST_NATIVE = 10.0, 4
@@ -110,7 +111,9 @@ class HangWatch:
         elif now - self._since >= (self._ask_at or _SILENT * self.hang_after_s) and self._ranks:
             self._ask_at = 2 * (now - self._since)
             self._ask()
-        if self._seen is None or now - self._seen < _SETTLE_S:
+        if self._seen is None or now - self._seen < (
+            _ALONE_S if all(map(self._has_answered, self._ranks)) else _SETTLE_S
+        ):
             return None
         self._seen = None
         self._observe()
