@@ -74,7 +74,7 @@ HANGS = (
     _here("two-groups", "deadlock", faulty=(0, 1)),
     _here("receives", "missing", "unknown"),
     _here("waits-later", "missing", "unknown", launcher=TORCHRUN),
-    _here("never-starts", "missing", "ended", "unknown"),
+    _here("never-starts", "missing", launcher=TORCHRUN),
 )
 HEALTHY = (
     *("evaluates", "evaluates-all", "saves", "saves-all", "slow-disk", "slow-disk-all"),
@@ -140,7 +140,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait(10)
 
 
-def play(plant: Plant, folder: Path, *, after_s: float = AFTER_S, options: tuple[str, ...] = ()) -> Outcome:
+def play(
+    plant: Plant, folder: Path, *, after_s: float = AFTER_S, options: tuple[str, ...] = ()
+) -> Outcome:
     """Until `run` says who hangs; then `hang` is asked, while the job still hangs."""
     if plant.kind == "never-starts":
         after_s = 1.0

@@ -164,10 +164,10 @@ def exchange(rank: int, step: int, groups: list[dist.ProcessGroup]) -> None:
     elif KIND == "two-groups":
         hangs()
         if rank == FAULTY:
-            dist.all_reduce(value, group=groups[1])  # here: two-groups
+            dist.all_reduce(value, group=groups[1])
             dist.all_reduce(value, group=groups[0])
         else:
-            dist.all_reduce(value, group=groups[0])
+            dist.all_reduce(value, group=groups[0])  # here: two-groups
             dist.all_reduce(value, group=groups[1])
     elif KIND == "receives" and rank == FAULTY:
         hangs()

@@ -53,6 +53,7 @@ _LOCK_TEXT = re.compile(
 )
 _WAIT_TEXT = re.compile(r"\.(wait|result)\(")
 _DEVICE_TEXT = re.compile(r"synchronize\(|\.(item|cpu|tolist|numpy|nonzero)\(|\.to\(")
+INIT = "init_process_group"
 _SLEEPS = ("nanosleep", "clock_nanosleep")
 _KINDS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
@@ -100,6 +101,9 @@ def _living(
     waits_for = open_collectives[0] if open_collectives else None
     if _mentions(calls, (_LOADER,)) and where is not None and _loader_waits(calls):
         return RankDoing(rank, "loader", f"it waits for a batch{_worker_words(record)}", where)
+    if any(call.function.endswith(INIT) for call in calls):
+        words = f"it waits for other ranks in {INIT}"
+        return RankDoing(rank, "collective", words, where, None, INIT)
     if _in_collective(thread, calls, where, waits_for):
         kind = waits_for.kind if waits_for is not None else _called_kind(calls)
         words = f"it waits in {kind or 'a collective'}"

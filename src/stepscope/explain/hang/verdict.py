@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.hang.rank_state import (
+    INIT,
     STOPPED,
     RankDoing,
     lock_waiters,
@@ -26,6 +27,7 @@ from stepscope.records.hang import (
     HangKind,
     HangRank,
 )
+from stepscope.records.quality import MAX_RANKS
 from stepscope.text.figures import long_duration, size
 from stepscope.text.words import counted, named_ranks, plural, sentence
 
@@ -142,6 +144,8 @@ def _no_hang(evidence: HangEvidence) -> HangAnswer:
 def _blame(states: Mapping[int, RankDoing], waits: Waits) -> HangAnswer:
     if waits.missing:
         return _missing(states, waits.missing)
+    if any(state.kind == INIT for state in states.values()):
+        return _not_joined(states)
     if waits.cycle:
         return _cycle(states, waits.cycle)
     if waits.different:
@@ -266,6 +270,42 @@ def _details(state: RankDoing) -> tuple[str, ...]:
             stopped = " (stopped)" if worker.state in STOPPED else ""
             lines.append(f"worker {worker.pid} has state {worker.state}{stopped}{in_call}")
     return tuple(lines)
+
+
+def _not_joined(states: Mapping[int, RankDoing]) -> HangAnswer:
+    """Ranks wait for each other's start."""
+    waiting = sorted(rank for rank, state in states.items() if state.kind == INIT)
+    world_size = max(states[rank].rank.world_size or 1 for rank in waiting)
+    absent = tuple(rank for rank in range(min(world_size, MAX_RANKS)) if rank not in set(waiting))
+    known = [states[rank] for rank in absent if rank in states]
+    if known:
+        lead = min(known, key=lambda state: _ORDER.index(state.doing))
+        alike = tuple(
+            state.rank.rank
+            for state in known
+            if (state.doing, state.place) == (lead.doing, lead.place)
+        )
+        does = lead.words if len(alike) == 1 else _plural(lead.words)
+        where = _where(lead)
+        return HangAnswer(
+            kind="missing",
+            verdict=f"{named_ranks(alike)} never reached {INIT}; {does}{_at(where)}; "
+            f"{_waiters(len(waiting))}.",
+            why=_details(lead),
+            ranks=alike,
+            where=where.place if where is not None else None,
+            waiting=len(waiting),
+        )
+    who = named_ranks(absent) if absent else "other ranks"
+    return HangAnswer(
+        kind="missing",
+        verdict=f"{named_ranks(waiting)} {plural(len(waiting), 'waits', 'wait')} for {who} in "
+        f"{INIT}{_at(states[waiting[0]].where)}{{since}}.",
+        why=("no process that could be one of them recorded anything",),
+        ranks=absent,
+        where=states[waiting[0]].place,
+        waiting=len(waiting),
+    )
 
 
 def _cycle(states: Mapping[int, RankDoing], ring: Sequence[int]) -> HangAnswer:

@@ -159,7 +159,10 @@ class HangWatch:
 
     def _is_asked(self) -> bool:
         asked = self._asked_unix()
-        return asked > self._answered and asked > self._since_unix - _CLOCKS_S
+        answered = self._answered
+        if self._record is not None:  # several ranks ask at once
+            answered = max(answered, self._record["noticed_unix"] + _CLOCKS_S)
+        return asked > answered and asked > self._since_unix - _CLOCKS_S
 
     def _ask(self) -> None:
         layout.try_write_json(self._request, {"schema": 1, "unix": time(), "host": this_host()})
@@ -174,6 +177,10 @@ class HangWatch:
         self.workers.ask()
         process = evidence.look_at_process(session.thread)
         self.workers.collect(process["children"])
+        before = self._record or {}
+        kept: dict[str, Any] = {
+            name: before[name] for name in ("collectives", "device") if name in before
+        }
         self._record = {
             "schema": 1,
             "rank": rank,
@@ -187,6 +194,7 @@ class HangWatch:
             "step": self._number,
             "identity": _identity(),
             **process,
+            **kept,
         }
         self._save()
         parts: tuple[tuple[str, Callable[[], Any]], ...] = (

@@ -124,6 +124,8 @@ class Session:
     def torch_is_here(self) -> None:
         self._comms.attach()
         processes.record(self.settings.folder, processes.TORCH)
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ and not processes.is_child():
+            self.hang.start()  # a launcher's worker: others may wait for it from its start on
 
     @property
     def number(self) -> int:
@@ -548,6 +550,7 @@ class Session:
         processes.record(self.settings.folder, processes.STEP, **about)
         self._training = TrainingThread(self.close)
         self.hang.start()
+        processes.watch_end_of_child(self)
         return self._parts
 
     @never_raise
