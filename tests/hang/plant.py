@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ from typing import Any
 SCRIPT = Path(__file__).with_name("planted.py")
 SPAWN, TORCHRUN, ALONE = "spawn", "torchrun", "alone"
 AFTER_S = 3.0
-LIMIT_S = 90.0
+LIMIT_S, PAUSED_S = 120.0, 15.0
+MARK = "PLANTED_IN"  # in the environment of all processes of one hang
 
 
 @dataclass(frozen=True)
@@ -124,19 +126,31 @@ def start(words: list[str], folder: Path, *options: str, after_s: float) -> subp
             stdout=out,
             stderr=errors,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(_free_port())},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "MASTER_PORT": str(_free_port()),
+                MARK: str(folder),
+            },
         )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """The whole session, stopped processes as well."""
+def processes_of(folder: Path) -> list[int]:
+    """Launchers give their workers sessions of their own; the environment stays."""
+    mark = f"{MARK}={folder}".encode()
+    pids = []
     for place in Path("/proc").glob("[0-9]*"):
-        try:
-            session = int((place / "stat").read_text().rpartition(")")[2].split()[3])
-            if session == process.pid:
-                os.kill(int(place.name), signal.SIGKILL)
-        except (OSError, ValueError, IndexError):
-            continue
+        with contextlib.suppress(OSError):
+            if mark in (place / "environ").read_bytes().split(b"\0"):
+                pids.append(int(place.name))
+    return pids
+
+
+def end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """All its processes, stopped ones as well."""
+    for pid in processes_of(folder):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
     process.wait(10)
 
 
@@ -157,7 +171,7 @@ def play(
         took = time.time() - (folder / "hung-at").stat().st_mtime if said else None
         return Outcome(said, took, ask(folder), (folder / "err").read_text()[-2000:])
     finally:
-        end(process)
+        end(process, folder)
 
 
 def sentence(folder: Path) -> str | None:
@@ -170,3 +184,23 @@ def ask(folder: Path) -> dict[str, Any]:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     answer: dict[str, Any] = json.loads(done.stdout) if done.stdout else {"kind": done.stderr}
     return answer
+
+
+def play_healthy(kind: str, folder: Path, *, ranks: int = 2) -> Outcome:
+    """To its end. A process that stops itself, as if a debugger held it, goes on after a while."""
+    launcher = TORCHRUN if ranks > 1 else ALONE
+    process = start(command(kind, ranks, launcher), folder, after_s=AFTER_S)
+    try:
+        until = time.monotonic() + LIMIT_S
+        stopped: float | None = None
+        while process.poll() is None and time.monotonic() < until:
+            time.sleep(0.2)
+            for pid in processes_of(folder) if kind == "paused" else ():
+                with contextlib.suppress(OSError):
+                    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                        stopped = stopped or time.monotonic()
+                        if time.monotonic() - stopped > PAUSED_S:
+                            os.kill(pid, signal.SIGCONT)
+        return Outcome(sentence(folder), None, ask(folder), (folder / "err").read_text()[-2000:])
+    finally:
+        end(process, folder)

@@ -37,13 +37,15 @@ class TrainingLoop:
     def __init__(self) -> None:
         self._lines: dict[int, tuple[CodeType, set[int]]] = {}
         self._looks = 0
+        self._last: Chain = []
 
     def saw(self, frame: FrameType | None) -> None:
-        """A step has ended since the last look, and this runs now."""
+        """A step has ended since the last look, so that look was inside the loop; this runs now."""
         if self._looks < _MOST_LOOKS:
             self._looks += 1
-            for code, line in own_chain(frame):
+            for code, line in self._last:
                 self._lines.setdefault(id(code), (code, set()))[1].add(line)
+            self._last = own_chain(frame)
 
     def has_left(self, frame: FrameType | None) -> bool:
         """False where it cannot be said."""

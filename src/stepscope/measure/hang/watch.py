@@ -177,10 +177,10 @@ class HangWatch:
         self.workers.ask()
         process = evidence.look_at_process(session.thread)
         self.workers.collect(process["children"])
-        before = self._record or {}
-        kept: dict[str, Any] = {
-            name: before[name] for name in ("collectives", "device") if name in before
-        }
+        kept: dict[str, Any] = {}
+        if self._record is not None:  # what is asked last is at hand until it comes anew
+            names = ("collectives", "device")
+            kept = {name: self._record[name] for name in names if name in self._record}
         self._record = {
             "schema": 1,
             "rank": rank,
