@@ -62,6 +62,7 @@ LONG = {
     "fuse/test_layouts_of_a_gpu.py",
     "fuse/test_sweep_failures.py",
     "fuse/test_sweep_verb.py",
+    "hang/test_planted.py",
     "hosts/test_clocks_between_hosts.py",
     "hosts/test_shared_folder.py",
     "measure/test_bare_and_captured.py",

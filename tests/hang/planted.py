@@ -36,62 +36,90 @@ def read_batch(rank: int, step: int) -> torch.Tensor:
 
 
 def _plant_in_reading() -> None:
-    if KIND == "sleeps":
-        hangs()
-        time.sleep(1000)  # here: sleeps
-    elif KIND == "loop":
-        hangs()
-        count = 0
-        while count >= 0:
-            count += 1  # here: loop
-    elif KIND == "pipe":
-        reading, _writing = os.pipe()
-        hangs()
-        os.read(reading, 1)  # here: pipe
-    elif KIND == "flock":
-        Path("lock").touch()
-        first, second = open("lock"), open("lock")  # noqa: PTH123, SIM115
+    plant = READING.get(KIND)
+    if plant is not None:
+        plant()
+
+
+def _sleep() -> None:
+    hangs()
+    time.sleep(1000)  # here: sleeps
+
+
+def _loop() -> None:
+    hangs()
+    count = 0
+    while count >= 0:
+        count += 1  # here: loop
+
+
+def _read_pipe() -> None:
+    reading, _writing = os.pipe()
+    hangs()
+    os.read(reading, 1)  # here: pipe
+
+
+def _lock_file() -> None:
+    Path("lock").touch()
+    with Path("lock").open() as first, Path("lock").open() as second:
         fcntl.flock(first, fcntl.LOCK_EX)
         hangs()
         fcntl.flock(second, fcntl.LOCK_EX)  # here: flock
-    elif KIND == "lock":
-        lock = threading.Lock()
-        threading.Thread(target=_hold, args=(lock,), daemon=True).start()
+
+
+def _take_held_lock() -> None:
+    lock = threading.Lock()
+    threading.Thread(target=_hold, args=(lock,), daemon=True).start()
+    time.sleep(0.2)
+    hangs()
+    with lock:  # here: lock
+        pass
+
+
+def _take_locks_in_turn() -> None:
+    one, two = threading.Lock(), threading.Lock()
+    with one:
+        threading.Thread(target=_take_both, args=(two, one), daemon=True).start()
         time.sleep(0.2)
         hangs()
-        with lock:  # here: lock
-            pass
-    elif KIND == "two-locks":
-        one, two = threading.Lock(), threading.Lock()
-        with one:
-            threading.Thread(target=_take_both, args=(two, one), daemon=True).start()
-            time.sleep(0.2)
-            hangs()
-            two.acquire()  # here: two-locks
-    elif KIND == "killed":
-        _keep_sockets()
-        hangs()
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif KIND == "raised":
-        _keep_sockets()
-        hangs()
-        raise ValueError("a bad sample")  # here: raised
-    elif KIND == "leaves":
-        _keep_sockets()
-        hangs()
-        sys.exit(0)
-    elif KIND == "stopped":
-        hangs()
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif KIND == "holds-python":
-        hangs()
-        re.match("(a+)+$", "a" * 60 + "b")  # here: holds-python
-    elif KIND == "queue":
-        items: multiprocessing.Queue[int] = multiprocessing.Queue()
-        child = multiprocessing.Process(target=time.sleep, args=(0,))
-        child.start()
-        hangs()
-        items.get()  # here: queue
+        two.acquire()  # here: two-locks
+
+
+def _die() -> None:
+    _keep_sockets()
+    hangs()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise() -> None:
+    _keep_sockets()
+    hangs()
+    raise ValueError("a bad sample")  # here: raised
+
+
+def _leave() -> None:
+    _keep_sockets()
+    hangs()
+    sys.exit(0)
+
+
+def _stop() -> None:
+    hangs()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _match() -> None:
+    """The regular expression takes longer than anybody waits, and lets no other thread run."""
+    hangs()
+    re.match("(a+)+$", "a" * 60 + "b")  # here: holds-python
+
+
+def _wait_for_dead_child() -> None:
+    items: multiprocessing.Queue[int] = multiprocessing.Queue()
+    child = multiprocessing.Process(target=time.sleep, args=(0,))
+    child.start()
+    hangs()
+    items.get()  # here: queue
 
 
 def _keep_sockets() -> None:
@@ -109,6 +137,22 @@ def _hold(lock: threading.Lock) -> None:
 def _take_both(first: threading.Lock, second: threading.Lock) -> None:
     with first:
         second.acquire()
+
+
+READING = {
+    "sleeps": _sleep,
+    "loop": _loop,
+    "pipe": _read_pipe,
+    "flock": _lock_file,
+    "lock": _take_held_lock,
+    "two-locks": _take_locks_in_turn,
+    "killed": _die,
+    "raised": _raise,
+    "leaves": _leave,
+    "stopped": _stop,
+    "holds-python": _match,
+    "queue": _wait_for_dead_child,
+}
 
 
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
@@ -232,7 +276,7 @@ def train(rank: int, *_: object) -> None:
         exchange(rank, step, groups)
         pause(rank, step, model)
         time.sleep(0.02)
-        print(f"loss {rank} {step} {loss.item().hex()}", flush=True)
+        sys.stdout.write(f"loss {rank} {step} {loss.item().hex()}\n")
     if KIND == "writes-afterwards":
         until = time.monotonic() + LONG_S
         while time.monotonic() < until:
