@@ -11,7 +11,7 @@ import click
 
 from stepscope.errors import UsageError
 from stepscope.measure import folder as layout
-from stepscope.ui.cli.comparison_answer import Ending, comparing_options, conclude
+from stepscope.ui.cli.compare import Ending, comparing_options, conclude
 from stepscope.ui.cli.options import (
     command_argument,
     count_option,
