@@ -44,7 +44,7 @@ def test_evaluation_is_slow_and_no_hang(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_files_move_is_slow(tmp_path: Path) -> None:
-    moved = {"seconds": 0.5, "read_bytes": 8 << 20}
+    moved = {"seconds": 0.5, "input_bytes": 8 << 20}
     slow = elsewhere(1, 2, process={"moved": moved}, thread={"call": "read"})
     answer = answer_of(write_run(tmp_path / "run", [in_collective(0, 2), slow]))
     assert (answer.kind, answer.is_hang) == ("slow", False)

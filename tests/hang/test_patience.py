@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from stepscope.measure.hang.patience import Patience
-from stepscope.measure.hang.training_loop import TrainingLoop
+from stepscope.measure.hang.watch import Patience, TrainingLoop
 
 
 def after(walls_s: list[float], least_s: float = 30.0) -> Patience:

@@ -51,8 +51,8 @@ class HangMoved(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: Seconds = 0.0
     cpu_s: Seconds | None = None
-    read_bytes: Change | None = None
-    written_bytes: Change | None = None
+    input_bytes: Change | None = None
+    output_bytes: Change | None = None
     major_faults: Change | None = None
 
 

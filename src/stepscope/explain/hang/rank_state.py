@@ -275,7 +275,7 @@ def _moving_words(record: HangRecord) -> str | None:
     seconds = max(moved.seconds, 1e-3)
     if (moved.major_faults or 0) / seconds >= _MOVES_FAULTS_S:
         return "it waits for memory that the system swaps in"
-    for words, size_bytes in (("reads", moved.read_bytes), ("writes", moved.written_bytes)):
+    for words, size_bytes in (("reads", moved.input_bytes), ("writes", moved.output_bytes)):
         if (size_bytes or 0) / seconds >= _MOVES_BYTES_S:
             return f"it still {words} {byte_rate((size_bytes or 0) / seconds)}"
     return None

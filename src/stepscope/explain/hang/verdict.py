@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from stepscope.errors import NotCapturedError
+from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.hang.rank_state import (
     INIT,
     STOPPED,
@@ -18,6 +20,7 @@ from stepscope.explain.hang.rank_state import (
     worker_line,
 )
 from stepscope.explain.hang.waits import Missing, Waits, find_waits
+from stepscope.records.folders import HANG_REQUEST
 from stepscope.records.hang import (
     HangAnswer,
     HangCollective,
@@ -30,6 +33,8 @@ from stepscope.records.hang import (
 from stepscope.records.quality import MAX_RANKS
 from stepscope.text.figures import long_duration, size
 from stepscope.text.words import counted, named_ranks, plural, sentence
+from stepscope.trace.run_folder.hang_files import read_hang
+from stepscope.trace.run_folder.run_times import stamp_of
 
 _KINDS: dict[str, HangKind] = {
     "ended": "ended",
@@ -504,3 +509,25 @@ def _group_words(state: RankDoing) -> str:
     if state.doing == "moving":
         return " ".join(words.split()[:2])
     return words
+
+
+# The answer for views that look at a run every second.
+
+_FRESH_S = 5.0
+
+
+def hang_now(folder: Path, now: float) -> HangAnswer | None:
+    """None where nobody has recorded a hang that still lasts."""
+    stamp = stamp_of(folder / HANG_REQUEST)
+    return _recent_answer(folder, stamp[0], int(now / _FRESH_S)) if stamp is not None else None
+
+
+@lru_cache(maxsize=8)
+def _recent_answer(folder: Path, asked_ns: int, period: int) -> HangAnswer | None:
+    """Ranks may write for some seconds after they were asked, so it holds for one period only."""
+    del asked_ns
+    try:
+        answer = explain_hang(read_hang(folder), (period + 1) * _FRESH_S)
+    except StepscopeError:
+        return None
+    return answer if answer.kind != "none" else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.hang.live import hang_now
+from stepscope.explain.hang import hang_now
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.rank import StepColumns

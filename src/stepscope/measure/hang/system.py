@@ -148,7 +148,7 @@ def process_facts(pid: int) -> dict[str, Any] | None:
         "major_faults": stat.major_faults,
         "rss_bytes": _resident(pid),
     }
-    for name, field in (("read_bytes", "rchar"), ("written_bytes", "wchar")):
+    for name, field in (("input_bytes", "rchar"), ("output_bytes", "wchar")):
         if io.get(field, "").isdigit():
             facts[name] = int(io[field])
     main = task_facts(pid).get(pid, {}) if stat.state != "Z" else {}
@@ -177,7 +177,7 @@ def children_of(pid: int) -> list[int]:
     return found[:_MOST_CHILDREN]
 
 
-_MOVES = ("cpu_ticks", "read_bytes", "written_bytes", "major_faults")
+_MOVES = ("cpu_ticks", "input_bytes", "output_bytes", "major_faults")
 
 
 def look_twice(pids: list[int], apart_s: float) -> dict[int, dict[str, Any]]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, time  # a script may replace those of the module
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from stepscope.measure import folder as layout
-from stepscope.measure.hang import evidence
-from stepscope.measure.hang.patience import Patience
-from stepscope.measure.hang.training_loop import TrainingLoop
+from stepscope.measure.hang import evidence, system
 from stepscope.measure.hang.workers import WorkerStacks
 from stepscope.measure.never_raise import note
+from stepscope.measure.processes import is_library
 from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.settings import Settings
 from stepscope.measure.writer import started_thread
@@ -43,17 +44,21 @@ class WatchedSession(Protocol):
 
     @property
     def number(self) -> int: ...
+
+
+class Phases(Protocol):
+    """Says which phase runs, as far as the notes of the training thread have been read."""
+
     @property
     def phase(self) -> str: ...
-    @property
-    def rank_folder(self) -> Path | None: ...
 
 
 class HangWatch:
-    """One per process that trains. `least_s` 0 turns it off."""
+    """One per process that trains; does nothing with `hang_after` 0."""
 
-    def __init__(self, session: WatchedSession, least_s: float) -> None:
-        self._session, self._least_s = session, least_s
+    def __init__(self, session: WatchedSession, phases: Phases) -> None:
+        self._session, self._phases = session, phases
+        self._least_s = session.settings.hang_after
         self._thread: threading.Thread | None = None
         self.workers = WorkerStacks(session.settings.folder)
         self._forget()
@@ -69,10 +74,12 @@ class HangWatch:
         self._number, self._since, self._since_unix = 0, monotonic(), time()
         self._answered = 0.0  # when the last request that was answered was made
         self._record: dict[str, Any] | None = None
+        self._folder: Path | None = None
         self._closed = False
 
-    def start(self) -> None:
-        """Begin to watch; further calls do nothing."""
+    def start(self, folder: Path | None = None) -> None:
+        """Begin to watch, if that has not begun; `folder`: the rank's, once its first step ends."""
+        self._folder = folder or self._folder
         if self._thread is None and self._least_s > 0 and not self._closed:
             self._since, self._since_unix = monotonic(), time()
             self._thread = started_thread(self._run, "stepscope-hang")
@@ -140,7 +147,7 @@ class HangWatch:
         innermost = frame.f_code.co_filename if frame is not None else ""
         if f"{os.sep}stepscope{os.sep}measure{os.sep}" in innermost:
             return "capture"
-        phase = session.phase
+        phase = self._phases.phase
         if phase in _LONG_PHASES:
             return phase
         return "after_training" if self._loop.has_left(frame) else phase
@@ -214,7 +221,7 @@ class HangWatch:
             self._save({**record, "went_on": {"unix": time(), "how": how}})
 
     def _save(self, record: dict[str, Any] | None = None) -> None:
-        folder = self._session.rank_folder
+        folder = self._folder
         path = folder / HANG if folder is not None else self._before_the_first_step()
         layout.try_write_json(path, record or self._record)
 
@@ -234,3 +241,118 @@ _LONG = (*_LONG_PHASES, "start_up", "after_training", "capture")
 def _identity() -> dict[str, Any]:
     process = this_process()
     return {name: getattr(process, name) for name in process.__slots__}
+
+
+# How long a run may go without a step, by the steps it has made so far.
+
+_KEPT = 256  # looks
+# A step may take so many usual ones, or the usual one and so many leasts; the usual one is that of
+# the 99th percentile, but no more than so many medians.
+_TIMES, _LEASTS, _MEDIANS = 20, 10, 5
+_LONGEST = 2  # times the longest so far
+LONG = 20  # leasts: the first steps, evaluation, checkpoints, compilation
+FEWEST_STEPS = 3  # that have ended; the first ones are long
+
+
+class Patience:
+    """Told how many steps ended between two looks. `least_s`: never less than this."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._walls: deque[float] = deque(maxlen=_KEPT)
+        self._longest_s = 0.0
+        self.steps = 0
+
+    def took(self, steps: int, seconds: float) -> None:
+        first, self.steps = self.steps < FEWEST_STEPS, self.steps + steps
+        if first:
+            return
+        self._walls.append(seconds / steps)
+        # After one very long wait others of its length are not all expected.
+        longest = min(seconds, LONG * self._least_s) if steps == 1 else seconds / steps
+        self._longest_s = max(self._longest_s, longest)
+
+    @property
+    def usual_s(self) -> float:
+        walls = sorted(self._walls)
+        if not walls:
+            return 0.0
+        high = walls[min(len(walls) - 1, round(0.99 * len(walls)))]
+        return min(high, _MEDIANS * walls[len(walls) // 2])
+
+    def limit_s(self, *, is_long: bool) -> float:
+        """`is_long`: what runs now is known to take longer than steps."""
+        usual = self.usual_s
+        step_s = min(_TIMES * usual, usual + _LEASTS * self._least_s)
+        limit = max(self._least_s, step_s, _LONGEST * self._longest_s)
+        is_long = is_long or self.steps < FEWEST_STEPS
+        return max(limit, LONG * self._least_s) if is_long else limit
+
+
+# Whether the training thread is still inside the loop that ends steps, or has left it. After the
+# last step a script may write, plot or count for as long as it likes: that is no hang.
+
+_MOST_LOOKS = 2000
+_MOST_DEPTH = 400
+_MOST_SOURCE = 4 << 20
+
+Chain = list[tuple[CodeType, int]]  # outermost first
+
+
+def own_chain(frame: FrameType | None) -> Chain:
+    """Lines of the user's own files, from the script's outermost one inwards."""
+    chain: Chain = []
+    for _ in range(_MOST_DEPTH):
+        if frame is None:
+            break
+        if not is_library(frame.f_code.co_filename):
+            chain.append((frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return chain[::-1]
+
+
+class TrainingLoop:
+    """Learns from looks at the training thread while steps end."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, tuple[CodeType, set[int]]] = {}
+        self._looks = 0
+        self._last: Chain = []
+
+    def saw(self, frame: FrameType | None) -> None:
+        """A step has ended since the last look, so that look was inside the loop; this runs now."""
+        if self._looks < _MOST_LOOKS:
+            self._looks += 1
+            for code, line in self._last:
+                self._lines.setdefault(id(code), (code, set()))[1].add(line)
+            self._last = own_chain(frame)
+
+    def has_left(self, frame: FrameType | None) -> bool:
+        """False where it cannot be said."""
+        for code, line in own_chain(frame):
+            seen = self._lines.get(id(code))
+            if seen is None:
+                return False  # called from a line of the loop
+            loops = _loops(code.co_filename)
+            if any(first <= line <= last and _meets(seen[1], first, last) for first, last in loops):
+                return False
+            if line not in seen[1]:
+                return True
+        return False
+
+
+def _meets(lines: set[int], first: int, last: int) -> bool:
+    return any(first <= line <= last for line in lines)
+
+
+def _loops(file: str) -> list[tuple[int, int]]:
+    """The first and last line of each loop; none where the source is not at hand."""
+    syntax: Any = sys.modules.get("ast")  # torch has loaded it
+    if syntax is None or not hasattr(syntax, "walk"):
+        return []
+    try:
+        tree = syntax.parse(system.read_text(file, _MOST_SOURCE))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    kinds = (syntax.For, syntax.While, syntax.AsyncFor)
+    return [(node.lineno, node.end_lineno) for node in syntax.walk(tree) if isinstance(node, kinds)]

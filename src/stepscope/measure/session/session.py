@@ -116,7 +116,7 @@ class Session:
         self._closed = False
         self._due = self._next_due(0)
         self._in_fork = False  # in a forked child that has not run backward so far
-        self.hang = HangWatch(self, settings.hang_after)
+        self.hang = HangWatch(self, self._lines)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
 
@@ -124,23 +124,11 @@ class Session:
     def torch_is_here(self) -> None:
         self._comms.attach()
         processes.record(self.settings.folder, processes.TORCH)
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ and not processes.is_child():
-            self.hang.start()  # a launcher's worker: others may wait for it from its start on
 
     @property
     def number(self) -> int:
         """Of the running step."""
         return self.pace.first + len(self.pace.ends) if self.pace.passing.on else self._number
-
-    @property
-    def phase(self) -> str:
-        """Of the training thread, as of the last notes that were written."""
-        return self._lines.phase
-
-    @property
-    def rank_folder(self) -> Path | None:
-        """None before the first step ends."""
-        return self._parts.folder if self._parts is not None else None
 
     # Called by hooks. Phases count only in the training thread; hooks note them themselves.
 
@@ -546,10 +534,9 @@ class Session:
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
-        about = {"rank": rank, "rank_folder": folder.name}
-        processes.record(self.settings.folder, processes.STEP, **about)
+        processes.record(self.settings.folder, processes.STEP, rank=rank, rank_folder=folder.name)
         self._training = TrainingThread(self.close)
-        self.hang.start()
+        self.hang.start(folder)
         processes.watch_end_of_child(self)
         return self._parts
 

@@ -40,7 +40,7 @@ _MOST_HOSTS = 20_000
 _MOST_NOTES = 20
 
 
-class _Rank(msgspec.Struct, frozen=True):
+class _RankEnd(msgspec.Struct, frozen=True):
     """The part of rank.json that says whether the rank lives."""
 
     world_size: Ranks | None = None
@@ -101,7 +101,7 @@ def _last_attempts(folders: Iterable[Path]) -> list[Path]:
 
 
 def _read_rank(folder: Path, notes: list[Note]) -> HangRank:
-    facts = read_record(folder / RANK, _Rank) or _Rank()
+    facts = read_record(folder / RANK, _RankEnd) or _RankEnd()
     record = _read(folder / HANG, f"{folder.name}/{HANG}", HangRecord, notes)
     return HangRank(
         rank=folder_rank(folder) or 0,

@@ -32,7 +32,7 @@ from stepscope.ui.cli.options import (
 )
 from stepscope.ui.jobs.capture import JobPart, PartTakenError, candidate_folders, capture_into
 from stepscope.ui.jobs.environment import startable
-from stepscope.ui.jobs.hang_watch import HangWatch
+from stepscope.ui.jobs.hang_watch import HangNews
 from stepscope.ui.jobs.job_key import JobKey, find_job
 from stepscope.ui.jobs.process import HeldSignals, News, raising_on_signals, run_job
 from stepscope.ui.jobs.run_folder import (
@@ -256,11 +256,11 @@ def command(
 
 def _watch_hangs(
     run: RunFile | JobPart, news: News | None, *, announces: bool, ends: bool
-) -> HangWatch | None:
+) -> HangNews | None:
     least_s = run.settings.hang_after
     if not least_s:
         return None
-    return HangWatch(run.folder, least_s, news, reads=run.closes, announces=announces, ends=ends)
+    return HangNews(run.folder, least_s, news, reads=run.closes, announces=announces, ends=ends)
 
 
 def _load_meanwhile(*, explains: bool) -> None:

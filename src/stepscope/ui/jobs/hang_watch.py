@@ -53,7 +53,7 @@ class _Line(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class HangWatch:
+class HangNews:
     """Also passes on other news. `reads`: this part of the job explains and announces it."""
 
     folder: Path
@@ -67,7 +67,7 @@ class HangWatch:
     gives_up: bool = False  # the command itself has to be ended
     exit_code: int | None = None  # of a job that this watch has ended
     _ranks: dict[str, _Line] = field(default_factory=dict)
-    _read_bytes: int = 0
+    _known_size: int = 0
     _stamps: dict[str, int] = field(default_factory=dict)
     _since: float = field(default_factory=time.monotonic)
     _since_unix: float = field(default_factory=time.time)
@@ -138,9 +138,9 @@ class HangWatch:
             size_bytes = file.stat().st_size
         except OSError:
             return
-        if size_bytes == self._read_bytes:
+        if size_bytes == self._known_size:
             return
-        self._read_bytes = size_bytes
+        self._known_size = size_bytes
         with contextlib.suppress(StepscopeError):
             for line in LineFile(file):
                 with contextlib.suppress(NotJsonError):
