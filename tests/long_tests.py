@@ -64,6 +64,7 @@ LONG = {
     "fuse/test_sweep_verb.py",
     "hang/test_planted.py",
     "hosts/test_clocks_between_hosts.py",
+    "hosts/test_hangs_between_hosts.py",
     "hosts/test_shared_folder.py",
     "measure/test_bare_and_captured.py",
     "measure/test_clock.py",

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-AT, STEPS = 30, 60
+AT, STEPS = 30, int(os.environ.get("STEPS", "60"))
 LONG_S = 9.0  # of healthy pauses
 KIND, RANKS = sys.argv[1], int(sys.argv[2])
 FAULTY = RANKS - 1
