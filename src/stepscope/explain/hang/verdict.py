@@ -13,13 +13,15 @@ from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.hang.rank_state import (
     INIT,
     STOPPED,
+    Missing,
     RankDoing,
+    Waits,
+    find_waits,
     lock_waiters,
     rank_doing,
     worker_at_fault,
     worker_line,
 )
-from stepscope.explain.hang.waits import Missing, Waits, find_waits
 from stepscope.records.folders import HANG_REQUEST
 from stepscope.records.hang import (
     HangAnswer,

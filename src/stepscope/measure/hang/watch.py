@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from stepscope.measure import folder as layout
 from stepscope.measure.hang import evidence, system
-from stepscope.measure.hang.workers import WorkerStacks
 from stepscope.measure.never_raise import note
 from stepscope.measure.processes import is_library
 from stepscope.measure.ranks import rank_and_world
@@ -46,7 +45,7 @@ class WatchedSession(Protocol):
     def number(self) -> int: ...
 
 
-class Phases(Protocol):
+class PhaseNow(Protocol):
     """Says which phase runs, as far as the notes of the training thread have been read."""
 
     @property
@@ -56,11 +55,11 @@ class Phases(Protocol):
 class HangWatch:
     """One per process that trains; does nothing with `hang_after` 0."""
 
-    def __init__(self, session: WatchedSession, phases: Phases) -> None:
+    def __init__(self, session: WatchedSession, phases: PhaseNow) -> None:
         self._session, self._phases = session, phases
         self._least_s = session.settings.hang_after
         self._thread: threading.Thread | None = None
-        self.workers = WorkerStacks(session.settings.folder)
+        self.workers = evidence.WorkerStacks(session.settings.folder)
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
