@@ -11,7 +11,7 @@ import pytest
 from made_hangs import NOTICED, elsewhere, in_collective, write_run
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.hang import explain_hang
+from stepscope.explain.hang import explain_hang, hang_now
 from stepscope.records.hang import HangAnswer
 from stepscope.trace.run_folder.hang_files import read_hang
 from stepscope.ui.cli.hang import hang_json
@@ -93,6 +93,22 @@ def test_nobody_is_accused_once_steps_go_on(tmp_path: Path) -> None:
     answer = answer_of(run)
     assert (answer.kind, answer.is_hang, answer.ranks) == ("none", False, ())
     assert answer.verdict == "Nobody hangs: steps went on after 43.0 s."
+
+
+def test_live_views_show_the_answer(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [in_collective(0, 2), elsewhere(1, 2)])
+    assert hang_now(run, NOTICED + 219.0) is None  # nobody has asked
+    (run / "hang-request.json").write_text("{}")
+    answer = hang_now(run, NOTICED + 219.0)
+    assert answer is not None
+    assert answer.verdict.startswith("Rank 1 never entered")
+
+
+def test_a_gpu_that_does_not_finish_is_named(tmp_path: Path) -> None:
+    waits = elsewhere(0, 1, thread={"call": "poll"}, device={"answers": True, "busy": True})
+    waits["threads"][0]["frames"][0]["text"] = "print(loss.item())"
+    answer = answer_of(write_run(tmp_path / "run", [waits]))
+    assert (answer.kind, answer.where and answer.where.line) == ("device", 88)
 
 
 def test_a_run_without_a_record_has_no_hang(tmp_path: Path) -> None:

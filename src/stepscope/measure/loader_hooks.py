@@ -111,7 +111,6 @@ def _watch_iterators(session: Session, owner: Any) -> None:
             return original(self, *args, **kwargs)
         if start_up.asks:
             start_up.batch_asked_for()
-            session.hang.start()
             session.hang.workers.share()
         if ends_steps:
             session.boundary()
@@ -126,6 +125,7 @@ def _watch_iterators(session: Session, owner: Any) -> None:
             ended = perf_counter_ns()
             notes.append((FETCHED, ended, NO_BATCH))
             loaders.created(ended - began)
+            session.hang.start()  # once workers are forked: without another thread of ours
 
     wrap(owner, "__iter__", iterate)
 
