@@ -33,7 +33,7 @@ VERBS = {
 GROUPS = {
     "Look": ("run", "explain", "why", "demo"),
     "Change": ("whatif", "tune", "compare", "ab"),
-    "Watch": ("top", "hang", "serve"),
+    "Watch": ("top", "serve"),
     "More": ("probe", "calibrate", "bench", "doctor"),
 }
 # Verbs that another verb includes. Their own names keep working.

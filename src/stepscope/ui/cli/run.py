@@ -20,6 +20,7 @@ from stepscope.measure.ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.cli.options import (
     TIME,
+    TIME_OR_NEVER,
     command_argument,
     count_option,
     flag,
@@ -153,7 +154,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     "--hang-after",
     default="30s",
     show_default=True,
-    type=TIME,
+    type=TIME_OR_NEVER,
     help="Say who hangs when no step ends for this long, and for 20 times a usual step. 0: never.",
 )
 @click.option(
