@@ -1,4 +1,4 @@
-"""A link between two hosts that breaks while they train: the network is named, not a rank's line."""
+"""A link between two hosts breaks while they train: the network is named, no line of a rank."""
 
 from __future__ import annotations
 
