@@ -89,6 +89,7 @@ ROOTS = {
     "gather": {"": "Gathered"},
     "doctor": {"checks[]": "Check"},
     "why": {"": "FindingPage"},
+    "hang": {"": "HangAnswer"},
 }
 # Names that the functions for JSON add to the records, and one that they leave out.
 ADDED = {

@@ -8,7 +8,8 @@
     └── SlowerError             5   B is slower than --fail-on-slower allows; nothing went wrong
 
 Two more end no command: RefusedError says why a change does not fit a training, and
-TrainingStopped (6) ends a training that must not go on.
+TrainingStopped (6) ends a training that must not go on. `run --on-hang end` ends a job that hangs
+with exit code 7.
 
 A message says what happened, where, and what to do; further arguments are lines that stand below
 it. They are caught once, in ui/cli.
@@ -17,6 +18,8 @@ it. They are caught once, in ui/cli.
 from __future__ import annotations
 
 import sys
+
+HANG_ENDED = 7  # the exit code of a job that hung, and was ended because the user asked for it
 
 
 class StepscopeError(Exception):

@@ -17,7 +17,6 @@ from mcp_pages import pages_of
 from shared_traces import GOLDEN
 from stepscope.errors import UsageError
 from stepscope.records.comparison import TriedConfiguration, TuneResult
-from stepscope.ui import api
 from stepscope.ui.mcp.folders import AllowedFolders
 from stepscope.ui.mcp.pages import (
     MOST_TOKENS,
@@ -200,28 +199,6 @@ def test_a_name_that_is_no_utf8_has_an_id(tmp_path: Path) -> None:
     (row,) = answers.page("find_runs", {})["runs"]
     assert to_json(row).isprintable()
     assert answers.page("explain", {"path": row["id"]})["verdict"]
-
-
-def test_hang_is_unknown_until_the_verb_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(AllowedFolders([GOLDEN]))
-    monkeypatch.delattr(api, "hang", raising=False)
-    said = answers.page("hang", {"path": "h200-resnet18"})["cannot_answer"]
-    assert said["kind"] == "unknown"
-    assert said["reason"].startswith("not known here: ")
-
-    class Hang(msgspec.Struct):
-        ranks: list[int]
-        verdict: str
-        why: tuple[str, ...]
-        next: str
-
-    answer = Hang(
-        [3], "rank 3 never came", ("it reads a batch", "7 ranks wait"), "look at data.py:88"
-    )
-    monkeypatch.setattr(api, "hang", lambda _run: answer, raising=False)
-    page = answers.page("hang", {"path": "h200-resnet18"})
-    assert list(page) == ["schema", "data", "verdict", "why", "next", "ranks"]
-    assert page["why"] == "it reads a batch; 7 ranks wait"
 
 
 def test_a_tune_that_has_ended_is_shown_page_by_page(tmp_path: Path) -> None:

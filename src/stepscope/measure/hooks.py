@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 from collections.abc import Callable
 from threading import get_ident
@@ -28,7 +29,7 @@ from stepscope.measure.patches import (
     when_imported,
     wrap,
 )
-from stepscope.measure.processes import watch_leaving
+from stepscope.measure.processes import is_child, watch_leaving
 from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.steps.phases import (
     ENTER,
@@ -62,6 +63,8 @@ def install(session: Session) -> None:
     _watch_profilers(session)
     watch_rare_phases(session)
     watch_leaving(session)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ and not is_child():
+        session.hang.start()  # a launcher's worker: others may wait for it from its start on
     if session.settings.step_on == "forward" or session.settings.nvtx:
         _watch_modules(session)
 
@@ -297,6 +300,7 @@ def _watch_process_groups(session: Session) -> None:
         @functools.wraps(initialises)
         def initialise(*args: Any, **kwargs: Any) -> Any:
             began = perf_counter_ns()
+            session.hang.start()
             try:
                 return initialises(*args, **kwargs)
             finally:

@@ -24,6 +24,7 @@ def watch_data_loaders(session: Session) -> None:
         _watch_iterators(session, module.DataLoader)
 
     when_imported("torch.utils.data.dataloader", attach)
+    when_imported("torch.utils.data._utils.worker", lambda module: _watch_workers(session, module))
     when_imported("torch.utils.data._utils.fetch", lambda module: _watch_making(session, module))
 
 
@@ -110,6 +111,7 @@ def _watch_iterators(session: Session, owner: Any) -> None:
             return original(self, *args, **kwargs)
         if start_up.asks:
             start_up.batch_asked_for()
+            session.hang.workers.share()
         if ends_steps:
             session.boundary()
         session.note_from_here()
@@ -123,6 +125,7 @@ def _watch_iterators(session: Session, owner: Any) -> None:
             ended = perf_counter_ns()
             notes.append((FETCHED, ended, NO_BATCH))
             loaders.created(ended - began)
+            session.hang.start()  # once workers are forked: without another thread of ours
 
     wrap(owner, "__iter__", iterate)
 
@@ -142,6 +145,17 @@ def _watch_making(session: Session, module: Any) -> None:
 
     os.register_at_fork(after_in_child=forked)
     when_detached(fetchers.clear)
+
+
+def _watch_workers(session: Session, module: Any) -> None:
+    """Workers say where they are when the rank hangs."""
+    original = module._worker_loop
+
+    def work(*args: Any, **kwargs: Any) -> Any:
+        session.hang.workers.begin()
+        return original(*args, **kwargs)
+
+    wrap(module, "_worker_loop", work)
 
 
 def _timed(original: Any, made: Any) -> Any:

@@ -93,9 +93,12 @@ class RunningSession(Protocol):
 def record_exception(folder: str, steps: int) -> None:
     """At exit: the exception that ends this process, if one does. One without steps is no rank."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    traceback = getattr(sys, "last_traceback", None)
+    if error is None and (error := sys.exc_info()[1]) is not None:
+        traceback = error.__traceback__
     if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
         return
-    words, place = describe_exception(error, getattr(sys, "last_traceback", None))
+    words, place = describe_exception(error, traceback)
     file, line, function = place or (None, None, None)
     record(
         folder,
@@ -132,11 +135,11 @@ def describe_exception(
 
 
 def _innermost(frames: list[Line]) -> Line | None:
-    own = [frame for frame in frames if not _is_library(frame[0])]
+    own = [frame for frame in frames if not is_library(frame[0])]
     return own[-1] if own else frames[-1] if frames else None
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
     return file.startswith(("<", *_LIBRARIES)) or "-packages" in file
 
 
@@ -152,6 +155,23 @@ def watch_leaving(session: RunningSession) -> None:
     atexit.register(ends)
     when_detached(lambda: atexit.unregister(ends))
     watch_exit(session)
+
+
+def is_child() -> bool:
+    """Whether multiprocessing has started this process."""
+    process = sys.modules.get("multiprocessing.process")
+    is_known = process is not None and process.parent_process() is not None
+    return is_known or "--multiprocessing-fork" in sys.orig_argv
+
+
+@never_raise
+def watch_end_of_child(session: RunningSession) -> None:
+    """multiprocessing prints the exception of a child itself: only its own exit handlers see it.
+    It forgets those from before the child's own work began."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and is_child():
+        folder = session.settings.folder
+        util.Finalize(None, lambda: record_exception(folder, session.number), exitpriority=1)
 
 
 @never_raise

@@ -36,6 +36,7 @@ class Settings:
     remedies: tuple[str, ...] = ()  # what the fix room applies, as `--with` has it
     script_facts: bool = False  # keep what the script is made of (script.json)
     trial: bool = False  # keep losses, the peak of memory and what the script is made of
+    hang_after: float = 30.0  # seconds without a step that may be a hang; 0: hangs are not watched
     stop_after: int = 0  # steps, after which every rank ends itself; 0: never
 
     def to_environment(self, *, plain: bool = False) -> dict[str, str]:

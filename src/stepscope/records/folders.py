@@ -196,6 +196,28 @@ def this_host() -> str:
     return os.uname().nodename
 
 
+# What a rank does while no step ends, and the request that makes all ranks say so at once.
+
+HANG = "hang.json"  # in the rank's folder
+HANG_REQUEST = "hang-request.json"  # in the run folder; only its time matters
+_HOST_HANG = ".hang.json"
+
+
+def host_hang_file(run: Path, host: str, pid: int | None = None) -> Path:
+    """What a process writes before its first step ends; without `pid`, what `run` sees of all
+    processes of this host from outside."""
+    return run / HOSTS / f"{host}{f'.{pid}' if pid is not None else ''}{_HOST_HANG}"
+
+
+def host_hang_files(run: Path, most: int) -> list[Path]:
+    """Those of all hosts."""
+    try:
+        names = sorted(name for name in os.listdir(run / HOSTS) if name.endswith(_HOST_HANG))  # noqa: PTH208
+    except OSError:
+        return []
+    return [run / HOSTS / name for name in names[:most]]
+
+
 def processes_file(run: Path, host: str) -> Path:
     """Return how far each Python process of a host came. Hosts that share a disk append to no
     common file: network file systems lose lines of it."""

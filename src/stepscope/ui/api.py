@@ -7,6 +7,7 @@ command line stands on this file.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from stepscope.predict.engine import Bench
     from stepscope.records.comparison import Comparison
     from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.hang import HangAnswer
     from stepscope.records.prediction import Prediction, Setting
     from stepscope.ui.topics.whatif import Tried
 
@@ -75,6 +77,16 @@ def compare(a: Paths, b: Paths, *, paired: bool = False, cache: bool = True) -> 
 
     sides = [[os.fspath(path) for path in _list_paths(side)] for side in (a, b)]
     return verify.compare(*sides, paired=paired, cache=cache)
+
+
+def hang(run: str | Path | None = None) -> HangAnswer:
+    """Say who keeps a job from its next step; without `run`, in the newest run here."""
+    from stepscope.explain.hang import explain_hang
+    from stepscope.trace.run_folder.follow_run import choose_run
+    from stepscope.trace.run_folder.hang_files import read_hang
+
+    folder = choose_run(None if run is None else str(run), "hang")
+    return explain_hang(read_hang(folder), time.time())
 
 
 def write_report(

@@ -15,6 +15,7 @@ VERBS = {
     "compare": "compare two runs: is the difference real?",
     "ab": "run two commands in turns and compare their steps",
     "top": "show a run live in this terminal",
+    "hang": "say which rank keeps a job from its next step, and where",
     "serve": "show a folder of runs in a browser",
     "probe": "time the operators of a step one by one on this machine",
     "calibrate": "measure this machine's matmuls, copies and collectives",

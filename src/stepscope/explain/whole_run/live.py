@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.hang import hang_now
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.rank import StepColumns
@@ -46,7 +47,7 @@ def explain_live(
     has_ended = followed.run is not None and followed.run.ended_unix is not None
     known = _still_good(followed.ranks, before, most_anew) if before and not has_ended else {}
     current = tuple(_live_rank(rank, now, known, has_ended=has_ended) for rank in last)
-    status, detail = _status(followed, last, current)
+    status, detail = _status(followed, last, current, now)
     # Wall time of the command; of its steps, where nobody noted when it began.
     run = followed.run
     if run is not None and run.started_unix:
@@ -207,7 +208,7 @@ def _typical_phases(columns: StepColumns, run: RankRun) -> dict[str, float]:
 
 
 def _status(
-    followed: FollowedRun, ranks: Sequence[FollowedRank], live: Sequence[LiveRank]
+    followed: FollowedRun, ranks: Sequence[FollowedRank], live: Sequence[LiveRank], now: float
 ) -> tuple[LiveStatus, str]:
     run = followed.run
     if run is not None and run.status == "finished":
@@ -226,14 +227,22 @@ def _status(
     if not runs and states and states <= {"ended", "gone", "restarted"}:
         return "killed", "its processes ended without closing their files"
     if not any(rank.last_step is not None for rank in live):
+        answer = hang_now(followed.folder, now)
+        if answer is not None and answer.is_hang:
+            return "seems to hang", answer.verdict
         return "starting up", "no step has ended"
     if followed.state == "running" and states <= {"ended", "gone"}:
         return "shutting down", "every process has ended; the command ends, or starts again"
-    return _progress(ranks, live, runs=runs)
+    return _progress(followed, ranks, live, now, runs=runs)
 
 
 def _progress(
-    ranks: Sequence[FollowedRank], live: Sequence[LiveRank], *, runs: bool
+    followed: FollowedRun,
+    ranks: Sequence[FollowedRank],
+    live: Sequence[LiveRank],
+    now: float,
+    *,
+    runs: bool,
 ) -> tuple[LiveStatus, str]:
     """Whether steps still come, by the rank that ended one last."""
     quiet = [rank.quiet_s for rank in live if rank.quiet_s is not None]
@@ -247,7 +256,10 @@ def _progress(
     times = f"{factor(silent_s / median_s)} times the median step" if median_s else ""
     detail = f"no step for {long_duration(1e9 * silent_s)}, {times}".removesuffix(", ")
     if runs:
-        return "seems to hang", detail
+        answer = hang_now(followed.folder, now)
+        if answer is not None and answer.kind == "slow":
+            return "training", answer.verdict
+        return "seems to hang", answer.verdict if answer is not None else detail
     return "unknown", f"{detail}; whether the job still runs cannot be seen from here"
 
 

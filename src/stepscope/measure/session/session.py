@@ -20,6 +20,7 @@ from stepscope.measure.cluster.parallel_layout import brief_layout
 from stepscope.measure.cluster.window_collectives import Comms
 from stepscope.measure.compiler_log import CompilerLog
 from stepscope.measure.cuda_graphs import gate
+from stepscope.measure.hang.watch import HangWatch
 from stepscope.measure.machine import HostLoadMeter
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.patches import LeftAlone, surrounds
@@ -115,6 +116,7 @@ class Session:
         self._closed = False
         self._due = self._next_due(0)
         self._in_fork = False  # in a forked child that has not run backward so far
+        self.hang = HangWatch(self, self._lines)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
 
@@ -532,8 +534,10 @@ class Session:
         self._read_job_layout()
         self._load.resume(self.number + 1, plain=True)
         self._describe("running")
-        processes.record(self.settings.folder, processes.STEP)
+        processes.record(self.settings.folder, processes.STEP, rank=rank, rank_folder=folder.name)
         self._training = TrainingThread(self.close)
+        self.hang.start(folder)
+        processes.watch_end_of_child(self)
         return self._parts
 
     @never_raise
@@ -574,6 +578,7 @@ class Session:
         self._end_last_step()
         self.note_from_here()
         self._closed = True
+        self.hang.close()
         self.thread = 0
         self._load.pause(self.number)
         self._special.abandon()

@@ -246,6 +246,17 @@ class StepClock:
         """What ran since the last step ended."""
         return self._spent
 
+    @property
+    def phase(self) -> str:
+        """What the notes so far say that runs now."""
+        stack = self._stack
+        for rare in ("checkpoint", "compile"):
+            if rare in stack:
+                return rare
+        if self._evaluating:
+            return "evaluation"
+        return "between_epochs" if self._between else stack[-1]
+
     def read(self, notes: Iterable[Note]) -> Iterator[tuple[Ended, int, Spent] | Stretch]:
         """Every step that ended, its wall time and its phases' times, which add up to it; and
         stretches, with wall times for ends.

@@ -83,6 +83,11 @@ class StepLines:
         """Loaders whose batches were trained on, by the ids that their fetches note."""
         return self._clock.trained
 
+    @property
+    def phase(self) -> str:
+        """What runs now, as far as notes were read; rare phases count wherever they run."""
+        return self._clock.phase
+
     def after_last_step(self) -> dict[str, int]:
         """Time since the last step ended, by phase."""
         spent = self._clock.unfinished

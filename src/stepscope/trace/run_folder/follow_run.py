@@ -295,7 +295,7 @@ class FollowedRun(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[FollowedRank, ...]
 
 
-def choose_run(named: str | None) -> Path:
+def choose_run(named: str | None, verb: str = "top") -> Path:
     """The folder that the user named, or the newest one under stepscope-runs."""
     if named is None:
         # By the time in its name, or for a run that is named by its job, by that of run.json.
@@ -306,14 +306,16 @@ def choose_run(named: str | None) -> Path:
                 return max(runs, key=lambda run: (_last_known_s(run), run.name))
         raise UsageError(
             f"this folder has no run under {home}",
-            "name a run folder: stepscope top RUN",
+            f"name a run folder: stepscope {verb} RUN",
         )
     if "://" in named:
-        raise UsageError(f"{named}: top follows a run folder on this machine, not a URL")
+        raise UsageError(f"{named}: {verb} reads a run folder on this machine, not a URL")
     folder = Path(named)
     if not is_folder(folder):
         missing = f"{named} does not exist"
-        raise UnreadableInputError(f"{named} is a file" if folder.exists() else missing, _EXPECTED)
+        raise UnreadableInputError(
+            f"{named} is a file" if folder.exists() else missing, f"{verb} {_EXPECTED}"
+        )
     if not is_run_folder(folder) and list_folder(folder):
         raise UnreadableInputError(
             f"{named} is not a run folder: it has neither {RUN} nor a folder of a rank"
@@ -321,7 +323,7 @@ def choose_run(named: str | None) -> Path:
     return folder
 
 
-_EXPECTED = "top takes the run folder that `stepscope run` writes, such as stepscope-runs/..."
+_EXPECTED = "takes the run folder that `stepscope run` writes, such as stepscope-runs/..."
 
 
 def _last_known_s(run: Path) -> float:

@@ -466,6 +466,18 @@ def _exceptions(run: Path) -> Iterator[_ProcessLine]:
                         yield found
 
 
+def last_words(run: Path) -> dict[int, tuple[str, Place | None]]:
+    """The exception that ended each rank, and its line."""
+    words = {}
+    for line in _exceptions(run):
+        if line.rank is not None:
+            place = None
+            if line.file:
+                place = Place(file=line.file, line=line.line or 0, function=line.function or "")
+            words[line.rank] = (line.exception or "", place)
+    return words
+
+
 # How a run was started: run.json's command and remedies, and what its ranks say became of them.
 
 _MOST_RANKS = 64  # whose rank.json is read: all ranks are asked for the same

@@ -33,6 +33,8 @@ from stepscope.ui.user_input import require_folder, writing
 if TYPE_CHECKING:
     from stepscope.records.comparison import Comparison
 
+# The options that `compare` and `ab` share, and how they end.
+
 _OPTIONS = (
     json_option,
     html_option("Write a page with both distributions and what changed."),

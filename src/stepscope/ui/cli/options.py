@@ -315,13 +315,18 @@ class _Time(click.ParamType):  # type: ignore[type-arg]
 
     name = "time"
 
-    def __init__(self, least: float = 0.0, most: float = float("inf")) -> None:
-        self._least, self._most = least, most
+    def __init__(
+        self, least: float = 0.0, most: float = float("inf"), *, never: bool = False
+    ) -> None:
+        """`never`: 0 is allowed and stands for never."""
+        self._least, self._most, self._never = least, most, never
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> float:
         del ctx
         if isinstance(value, (int, float)):
             return float(value)
+        if self._never and value.strip("0.") in ("", "s"):
+            return 0.0
         return parse_time(value, long_name(param), self._least, self._most)
 
 
@@ -335,7 +340,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
         return value if isinstance(value, int) else parse_size(value, long_name(param))
 
 
-TIME, SIZE = _Time(), _Size()
+TIME, TIME_OR_NEVER, SIZE = _Time(), _Time(never=True), _Size()
 time_between = _Time
 
 

@@ -20,6 +20,7 @@ from stepscope.measure.ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.cli.options import (
     TIME,
+    TIME_OR_NEVER,
     command_argument,
     count_option,
     flag,
@@ -32,6 +33,7 @@ from stepscope.ui.cli.options import (
 )
 from stepscope.ui.jobs.capture import JobPart, PartTakenError, candidate_folders, capture_into
 from stepscope.ui.jobs.environment import startable
+from stepscope.ui.jobs.hang_watch import HangNews
 from stepscope.ui.jobs.job_key import JobKey, find_job
 from stepscope.ui.jobs.process import HeldSignals, News, raising_on_signals, run_job
 from stepscope.ui.jobs.run_folder import (
@@ -70,7 +72,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
         "What to record": "--stacks --lines --modules --shapes --memory --ranks --script-facts "
         "--nvtx --nccl-debug",
         "When to record": "--wait --warmup --active --repeat --every --on-stall --step-on",
-        "While it runs": "--log --metrics-file",
+        "While it runs": "--log --metrics-file --hang-after --on-hang",
         "Several hosts": "--job",
         "Afterwards": "--probe --set --probe-budget",
     },
@@ -148,6 +150,20 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     metavar="FILE.prom",
     help="Write the job's metrics to this file while it trains, for Prometheus' node exporter.",
 )
+@click.option(
+    "--hang-after",
+    default="30s",
+    show_default=True,
+    type=TIME_OR_NEVER,
+    help="Say who hangs when no step ends for this long, and for 20 times a usual step. 0: never.",
+)
+@click.option(
+    "--on-hang",
+    type=click.Choice(("report", "end")),
+    default="report",
+    show_default=True,
+    help="What to do then: only report it, or also end the job, with exit code 7.",
+)
 @flag(
     "--script-facts", "Also write script.json: what the script builds, and where. Patches need it."
 )
@@ -178,6 +194,7 @@ def command(
     out: Path | None,
     job: str | None,
     metrics_file: Path | None,
+    on_hang: str,
     logs: tuple[LogChoice, ...],
     quiet: bool,
     no_explain: bool,
@@ -216,7 +233,9 @@ def command(
             from stepscope.ui.serve.metrics import MetricsFile
 
             news = metrics = MetricsFile(metrics_file.absolute(), run.folder.absolute(), news)
-        code, ranks = capture_into(run, command, news=news, signals=signals)
+        hang = _watch_hangs(run, news, announces=announces, ends=on_hang == "end")
+        code, ranks = capture_into(run, command, news=hang or news, signals=signals)
+        code = hang.exit_code or code if hang is not None else code
     # From here on nothing may change the command's exit code.
     with _not_ended_by_signals(), _ended_before_the_scheduler_kills(run):
         if isinstance(run, JobPart):
@@ -234,6 +253,15 @@ def command(
         if log is not None:
             log.conclude(explanation)
     return code
+
+
+def _watch_hangs(
+    run: RunFile | JobPart, news: News | None, *, announces: bool, ends: bool
+) -> HangNews | None:
+    least_s = run.settings.hang_after
+    if not least_s:
+        return None
+    return HangNews(run.folder, least_s, news, reads=run.closes, announces=announces, ends=ends)
 
 
 def _load_meanwhile(*, explains: bool) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 # Every signal we get is meant for the command. One that was sent to the whole process group has
 # reached the command already; any other is passed on.
 
-_POLL_S, _GRACE_S = 0.2, 15.0
+POLL_S, _GRACE_S = 0.2, 15.0
 # Stopping, continuing and window sizes concern a terminal's whole group; the others come from a
 # program's own faults.
 _OWN = "KILL STOP TSTP CONT TTIN TTOU CHLD WINCH URG SEGV BUS FPE ILL TRAP SYS ABRT PIPE XCPU XFSZ"
@@ -44,6 +45,14 @@ class News(Protocol):
     """Has something to report while the command runs."""
 
     done: bool
+
+    @property
+    def pause_s(self) -> float:
+        """Between two questions."""
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether the command hangs and has to be ended."""
 
     def news(self) -> str | None: ...
 
@@ -204,9 +213,12 @@ def _start(
 def _wait(process: subprocess.Popen[bytes], news: News | None, signals: HeldSignals) -> int:
     """Return the command's exit code; `news` is printed meanwhile."""
     while process.poll() is None:
-        signals.wait(_POLL_S if news is not None and not news.done else None)
+        signals.wait(news.pause_s if news is not None and not news.done else None)
         if news is None or process.poll() is not None:
             continue
+        if news.gives_up:
+            _end(process, process.send_signal)
+            break
         try:
             sentence = news.news()
         except Exception:  # the command goes on whatever happens here
@@ -222,16 +234,21 @@ def _wait_until(
 ) -> int:
     """Return the command's exit code, or 0 if it was ended because enough was seen."""
     while not enough():
-        signals.wait(_POLL_S)
+        signals.wait(POLL_S)
         if process.poll() is not None:
             return process.wait()
+    _end(process, partial(os.killpg, process.pid))
+    return 0
+
+
+def _end(process: subprocess.Popen[bytes], send: Callable[[int], object]) -> None:
+    """SIGTERM, and SIGKILL if that does not help."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+            send(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
             break
-    return 0
 
 
 # Runs a command to its end, with its output in a file, and leaves no process running.

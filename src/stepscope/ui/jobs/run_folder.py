@@ -202,6 +202,7 @@ def begin_record(command: Sequence[str], settings: Settings) -> dict[str, Any]:
             name: getattr(settings, name) for name in ("wait", "warmup", "active", "repeat")
         },
         "step_on": settings.step_on,
+        "hang_after": settings.hang_after,
         "remedies": list(settings.remedies),
     }
 
@@ -352,6 +353,8 @@ class Attachment:
     command: tuple[str, ...]
     began: float = field(default_factory=time.monotonic)
     done: bool = False
+    pause_s: float = 0.2
+    gives_up: bool = False
     _passed: float | None = None  # time of the first backward pass
     _stepped: float | None = None  # time of the first step
     _warned: bool = False

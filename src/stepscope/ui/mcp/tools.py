@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from stepscope.errors import NotCapturedError, UsageError
+from stepscope.errors import UsageError
 from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
@@ -254,26 +254,14 @@ def _finding_help(question: FindingQuestion, folders: AllowedFolders) -> dict[st
 
 def _hang(question: HangQuestion, folders: AllowedFolders) -> dict[str, Any]:
     """Ask the verb's own function."""
-    from stepscope.ui import api
+    from stepscope.ui.api import hang
 
     path = folders.resolve(question.path)
-    hang = getattr(api, "hang", None)
-    if hang is None:
-        raise NotKnownHereError(
-            "not known here: this version of stepscope cannot say who hangs",
-            "update stepscope; until then `explain` and `py-spy dump` show where ranks are",
-        )
     answer: dict[str, Any] = msgspec.to_builtins(hang(path))
     for name in ("why", "next"):  # sentences, as every tool has them
         if not isinstance(answer[name], str):
             answer[name] = "; ".join(answer[name])
     return _in_order({"schema": 1, **answer}, ("verdict", "why", "next"))
-
-
-class NotKnownHereError(NotCapturedError):
-    """This version has no such answer."""
-
-    kind = "unknown"
 
 
 def _tune(question: TuneQuestion, folders: AllowedFolders) -> dict[str, Any]:

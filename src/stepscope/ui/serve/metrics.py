@@ -158,6 +158,8 @@ def require_place(path: Path) -> None:
 class MetricsFile:
     """Polled while the command runs; passes on what `news` has to say."""
 
+    pause_s, gives_up = 0.2, False
+
     def __init__(self, path: Path, folder: Path, news: News | None = None) -> None:
         self.done = False  # until the command ends
         self._path, self._folder, self._news = path, folder, news
