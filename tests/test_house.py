@@ -201,6 +201,15 @@ def test_no_product_file_is_too_long_for_one_subject() -> None:
     none_of(f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MOST_LINES)
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """Outside packages pytest would leave one of them out, and report it as an error only."""
+    by_name = defaultdict(list)
+    for path in (house.ROOT / "tests").rglob("test_*.py"):
+        if not (path.parent / "__init__.py").exists():
+            by_name[path.name].append(path)
+    assert not [paths for paths in by_name.values() if len(paths) > 1]
+
+
 def test_a_class_name_has_one_meaning() -> None:
     modules = defaultdict(list)
     for module, tree in house.trees().items():

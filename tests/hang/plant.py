@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCRIPT = Path(__file__).with_name("planted.py")
+SCRIPT = Path(__file__).with_name("hanging.py")
 SPAWN, TORCHRUN, ALONE = "spawn", "torchrun", "alone"
 AFTER_S = 3.0
 LIMIT_S, PAUSED_S = 120.0, 15.0

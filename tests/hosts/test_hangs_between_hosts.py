@@ -12,7 +12,7 @@ from lab import Lab
 
 from verb_process import run_verb
 
-SCRIPT = Path(__file__).parents[1] / "hang/planted.py"
+SCRIPT = Path(__file__).parents[1] / "hang/hanging.py"
 _LIMIT_S = 90.0
 
 
