@@ -1,4 +1,4 @@
-"""A small training that hangs as it is told: planted.py KIND RANKS [spawn].
+"""A small training that hangs as it is told: hanging.py KIND RANKS [spawn].
 
 The line that hangs ends in `# here: KIND`. `hung-at` in the working directory is touched just
 before. Each kind begins at step AT of the rank that is at fault.
