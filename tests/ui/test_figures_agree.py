@@ -277,9 +277,9 @@ def check_parts(found: Answer, finding: dict[str, Any]) -> None:
     budget = found.rank(rank)["budget"]
     parts = {part["id"]: part for part in budget["parts"]}
     assert finding["share"] == near(sum(parts[part]["share"] for part in PARTS[finding["id"]]))
-    share = re.search(r"[\d.]+%", finding["summary"])
-    assert share
-    assert share[0] == figures.percent(finding["share"])
+    # A thread that sleeps has the share that it surely sleeps first.
+    shares = re.findall(r"[\d.]+%", finding["summary"])
+    assert figures.percent(finding["share"]) in shares[: 2 if "sleeps" in finding["summary"] else 1]
     if len(found.json["ranks"]) > 1:
         assert f"of rank {rank}'s step" in finding["summary"]
     if finding["id"] == "exposed-communication":
