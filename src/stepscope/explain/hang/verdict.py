@@ -494,7 +494,7 @@ def _groups(states: Mapping[int, RankDoing], faulty: set[int]) -> tuple[HangingR
         rows.append(
             HangingRanks(
                 ranks=tuple(sorted(state.rank.rank for state in members)),
-                words=words,
+                words=words if len(members) == 1 else _plural(words).removeprefix("they "),
                 where=where.place if where is not None else None,
                 text=where.text if where is not None else "",
                 at_fault=at_fault,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import HANG_ENDED, StepscopeError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.ranks import parse_ranks
 from stepscope.measure.settings import Settings
+from stepscope.records.folders import HANG_REQUEST
 from stepscope.ui.cli.options import (
     TIME,
     TIME_OR_NEVER,
@@ -411,7 +412,9 @@ def _conclude(
             more = f"stepscope explain {shlex.quote(str(folder))} --full"
             print_short(explanation, more=more, report=report, to_stderr=True)
             return explanation
-        if (failed := find_failure(folder, code)) is not None:
+        if code == HANG_ENDED and (folder / HANG_REQUEST).exists():
+            say("the job was ended because it hung, as --on-hang end asks")
+        elif (failed := find_failure(folder, code)) is not None:
             say(f"the command failed: {failed.words}")
     except StepscopeError as error:
         say(str(error))
