@@ -13,10 +13,8 @@ from typing import Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.fix.saved.memory_model import BackwardMemory, node_times
-from stepscope.fix.saved.plan_load import offload_points
 from stepscope.fix.saved.selection import ValueSelection, is_planned
 from stepscope.fix.saved.step_record import (
-    OFFLOAD,
     HoldingOption,
     SavedUse,
     StepRecord,
@@ -46,7 +44,6 @@ class PlannedRepeat:
 
     operator: int
     recomputed_inputs: tuple[bool, ...]  # of every tensor argument; the others are kept
-    again: str | None = None  # a cheaper way than the operator itself
     # Of the kept arguments, those that the pass did not make: backward starts from copies. None in
     # plans without this entry: every argument that no differentiable operator made is copied.
     copied_inputs: tuple[bool, ...] | None = None
@@ -201,7 +198,6 @@ def _repeat(data: dict[str, Any]) -> PlannedRepeat:
     return PlannedRepeat(
         operator=data["operator"],
         recomputed_inputs=tuple(data["recomputed_inputs"]),
-        again=data.get("again"),
         copied_inputs=None if copied is None else tuple(copied),
     )
 
@@ -219,23 +215,12 @@ def _timeline(data: dict[str, Any] | None) -> PlanTimeline | None:
 # What a selection does with every value, operator and saved tensor, as a plan writes it down.
 
 
-def with_points(record: StepRecord, selection: ValueSelection) -> ValueSelection:
-    """Offloaded values, with the points at which they leave and come back."""
-    offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
-    encoded = dict(selection.encoded)
-    for value, points in offload_points(record, offloaded).items():
-        encoded[value] = replace(encoded[value], encoding=points.encoding())
-    return replace(selection, encoded=encoded)
-
-
 def repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedRepeat]:
     for number in sorted(selection.repeated):
         call = record.operators[number]
         recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in call.inputs)
         copied = tuple(record.values[value].copied for value in call.inputs)
-        yield PlannedRepeat(
-            operator=number, recomputed_inputs=recomputed, again=call.again, copied_inputs=copied
-        )
+        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed, copied_inputs=copied)
 
 
 def results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedResult]:
@@ -276,15 +261,8 @@ def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
     if number in selection.encoded:
         return ENCODE
     value = record.values[number]
-    stays = number in selection.kept or value.needed_again
+    stays = number in selection.kept
     return KEEP if stays or value.producer not in selection.repeated else RECOMPUTE
-
-
-def _shown_action(record: StepRecord, selection: ValueSelection, number: int) -> str:
-    """For people: offloading is carried out as an encoding, but it is none."""
-    option = selection.encoded.get(number)
-    is_offloaded = option is not None and described(option.encoding) == OFFLOAD
-    return OFFLOAD if is_offloaded else _action(record, selection, number)
 
 
 def use_action(record: StepRecord, selection: ValueSelection) -> Callable[[int], str]:
@@ -292,7 +270,7 @@ def use_action(record: StepRecord, selection: ValueSelection) -> Callable[[int],
     whole = {
         use.value for number, use in enumerate(record.uses) if number not in selection.encoded_uses
     }
-    return lambda value: _shown_action(record, selection, value) if value in whole else ENCODE
+    return lambda value: _action(record, selection, value) if value in whole else ENCODE
 
 
 def rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
@@ -338,7 +316,7 @@ def _repeated_ns(record: StepRecord, selection: ValueSelection, shown: set[int])
                 continue
             taken.add(producer)
             call = record.operators[producer]
-            times[number] += call.again_ns
+            times[number] += call.took_ns
             waiting += [
                 record.values[value].producer
                 for value in call.inputs
@@ -349,7 +327,7 @@ def _repeated_ns(record: StepRecord, selection: ValueSelection, shown: set[int])
 
 def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:
     """Action, bytes held and time; recomputed ones have theirs elsewhere."""
-    value, action = record.values[number], _shown_action(record, selection, number)
+    value, action = record.values[number], _action(record, selection, number)
     if action == RECOMPUTE:
         return action, 0, 0
     option = selection.encoded.get(number)

@@ -1,8 +1,4 @@
-"""Encodings of what backward keeps, exact or marked lossy: one file each, one registry.
-
-On CPUs they are vectorised torch, on CUDA devices Triton kernels (*_kernels.py) that give the same
-bits. trials.py measures them in the recorded pass.
-"""
+"""Encodings of what backward keeps, exact or marked lossy, in torch's own operators."""
 
 from stepscope.fix.saved.encodings.encoded import Encoded as Encoded
 from stepscope.fix.saved.encodings.encoded import Geometry as Geometry

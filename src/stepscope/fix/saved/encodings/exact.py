@@ -11,14 +11,7 @@ from typing import Any
 
 import torch
 
-from stepscope.fix.saved.encodings.encoded import (
-    BITS_OF,
-    Encoded,
-    PendingCheck,
-    dense,
-    kernels_for,
-    whole,
-)
+from stepscope.fix.saved.encodings.encoded import BITS_OF, Encoded, dense, whole
 from stepscope.fix.saved.operators import is_capturing
 
 # Small numbers packed into bytes: 1, 2 or 4 bits each, the first in the lowest bits.
@@ -32,9 +25,6 @@ def packed_bytes(count: int, width: int = 1) -> int:
 
 def pack_bits(mask: torch.Tensor) -> torch.Tensor:
     """Eight booleans of a flat tensor in one byte."""
-    kernels = kernels_for(mask, "bit_kernels")
-    if kernels is not None:
-        return kernels.pack(mask, width=1)
     padding = -mask.numel() % 8
     if padding:
         mask = torch.nn.functional.pad(mask, (0, padding))
@@ -43,9 +33,6 @@ def pack_bits(mask: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    kernels = kernels_for(packed, "bit_kernels")
-    if kernels is not None:
-        return kernels.unpack(packed, count, width=1, dtype=torch.bool)
     eights = _table(packed.device)[packed.to(torch.int64)]
     return eights.view(torch.bool)[:count]
 
@@ -56,9 +43,6 @@ def pack_codes(codes: torch.Tensor, width: int) -> torch.Tensor:
         return codes
     if width == 1:
         return pack_bits(codes.view(torch.bool))
-    kernels = kernels_for(codes, "bit_kernels")
-    if kernels is not None:
-        return kernels.pack(codes, width=width)
     each = 8 // width
     rows = torch.nn.functional.pad(codes, (0, -codes.numel() % each)).view(-1, each)
     packed = rows[:, 0].clone()
@@ -72,9 +56,6 @@ def unpack_codes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
         return packed
     if width == 1:
         return unpack_bits(packed, count).view(torch.uint8)
-    kernels = kernels_for(packed, "bit_kernels")
-    if kernels is not None:
-        return kernels.unpack(packed, count, width=width, dtype=torch.uint8)
     shifts = [(packed >> shift) & (2**width - 1) for shift in range(0, 8, width)]
     return torch.stack(shifts, 1).flatten()[:count]
 
@@ -205,13 +186,6 @@ def encode_window(tensor: torch.Tensor, spec: str) -> Encoded | None:
         return None
     shape, stride = tensor.shape, tensor.stride()
     starts = window.starts(shape, tensor.device)
-    kernels = kernels_for(tensor, "bit_kernels")
-    if kernels is not None:
-        packed = kernels.pack_window(flat, shape, stride, starts, window)
-        return Encoded(
-            packed.nbytes,
-            lambda: kernels.unpack_window(packed, shape, stride, starts, window),
-        )
     # The place within the window, the last dimension running fastest.
     rest, local, faster = tensor, torch.zeros_like(tensor), 1
     for place in reversed(range(len(window.kernel))):
@@ -250,45 +224,34 @@ def _along(values: torch.Tensor, dimension: int) -> torch.Tensor:
     return values.view(-1, *[1] * (-dimension - 1))
 
 
-# `sparse SHARE`: a mask of what is not zero, and those elements one after the other.
+# `sparse`: a mask of what is not zero, and those elements one after the other.
 #
-# Zero means all bits zero: -0.0 and NaN are kept as they are. SHARE is how much was not zero in the
-# recorded pass. On a GPU there is room for slightly more; where that is not enough, the plain
-# tensor is kept.
+# Zero means all bits zero: -0.0 and NaN are kept as they are. The sizes of this and of `narrow` are
+# known when the device has answered. On a GPU the host would wait for that in every step: they are
+# for CPUs.
 
 _WORTH = 0.9  # of the plain bytes: a value that compresses less is left alone
-_ROOM = 1.05
 
 
 def sparse_spec(tensor: torch.Tensor) -> str | None:
-    """Name a sparse encoding; None where it does not compress. Waits for the device."""
+    """Name a sparse encoding; None where it does not compress."""
     flat = whole(tensor)
-    if flat is None or not flat.is_floating_point():
+    if flat is None or not flat.is_floating_point() or flat.device.type != "cpu":
         return None
     count = int(torch.count_nonzero(flat.view(BITS_OF[flat.itemsize])))
-    share = round(count / flat.numel(), 4)
-    return f"sparse {share}" if _size(flat, count) <= _WORTH * flat.nbytes else None
+    return "sparse" if _size(flat, count) <= _WORTH * flat.nbytes else None
 
 
 def _size(flat: torch.Tensor, count: int) -> int:
     return packed_bytes(flat.numel()) + count * int(flat.itemsize)
 
 
-def encode_sparse(tensor: torch.Tensor, share: float) -> Encoded | None:
+def encode_sparse(tensor: torch.Tensor) -> Encoded | None:
     flat = whole(tensor)
     if flat is None or is_capturing():  # how much is not zero differs from step to step
         return None
     dtype, count = flat.dtype, flat.numel()
     patterns = flat.view(BITS_OF[flat.itemsize])
-    kernels = kernels_for(flat, "sparse_kernels")
-    if kernels is not None:
-        room = min(count, int(count * share * _ROOM) + 64)
-        parts = kernels.pack_nonzero(patterns, room)
-        return Encoded(
-            parts.mask.nbytes + parts.values.nbytes + parts.starts.nbytes,
-            lambda: kernels.unpack_nonzero(parts, count).view(dtype),
-            PendingCheck(parts.total <= room),
-        )
     mask = patterns != 0
     values = patterns[mask]
     if _size(flat, values.numel()) > _WORTH * flat.nbytes:
@@ -308,9 +271,11 @@ _TYPES = {"uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32
 
 
 def narrow_spec(tensor: torch.Tensor) -> str | None:
-    """Name a shorter type; None where nothing shorter fits. Waits for the device."""
+    """Name a shorter type; None where nothing shorter fits."""
     flat = whole(tensor)
     if flat is None or flat.dtype not in (torch.int16, torch.int32, torch.int64):
+        return None
+    if flat.device.type != "cpu":
         return None
     low, high = (int(limit) for limit in torch.aminmax(flat))
     for name, dtype in _TYPES.items():
@@ -325,11 +290,8 @@ def encode_narrow(tensor: torch.Tensor, name: str) -> Encoded | None:
     if flat is None or flat.dtype.is_floating_point or is_capturing():
         return None
     dtype, limits = flat.dtype, torch.iinfo(_TYPES[name])
-    low, high = torch.aminmax(flat)
-    fits = (low >= limits.min) & (high <= limits.max)
-    on_host = flat.device.type == "cpu"
-    if on_host and not bool(fits):
+    low, high = (int(limit) for limit in torch.aminmax(flat))
+    if low < limits.min or high > limits.max:
         return None
     short = flat.to(_TYPES[name])
-    check = None if on_host else PendingCheck(fits)
-    return Encoded(short.nbytes, lambda: short.to(dtype), check)
+    return Encoded(short.nbytes, lambda: short.to(dtype))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stepscope.fix.saved.encodings.encoded import Encoded, kernels_for, whole
+from stepscope.fix.saved.encodings.encoded import Encoded, whole
 from stepscope.fix.saved.encodings.exact import pack_codes, unpack_codes
 
 # `bf16`, `fp16`, `fp8-e4m3`, `fp8-e5m2`: fewer bits an element, with a scale a block. Lossy.
@@ -29,14 +29,12 @@ class ShortFloat:
 
     dtype: torch.dtype
     top: int
-    mantissa: int  # bits
-    bias: int  # of the exponent
 
 
 SHORT_FLOATS = {
-    "fp16": ShortFloat(torch.float16, 15, 10, 15),
-    "fp8-e4m3": ShortFloat(torch.float8_e4m3fn, 8, 3, 7),
-    "fp8-e5m2": ShortFloat(torch.float8_e5m2, 15, 2, 15),
+    "fp16": ShortFloat(torch.float16, 15),
+    "fp8-e4m3": ShortFloat(torch.float8_e4m3fn, 8),
+    "fp8-e5m2": ShortFloat(torch.float8_e5m2, 15),
 }
 
 
@@ -51,11 +49,6 @@ def encode_reduced(tensor: torch.Tensor, name: str) -> Encoded | None:
     kind = SHORT_FLOATS[name]
     if kind.dtype.itemsize >= flat.itemsize:
         return None
-    kernels = kernels_for(flat, "block_kernels")
-    if kernels is not None:
-        parts = kernels.pack_blocks(flat, kind)
-        size_bytes = parts.values.nbytes + parts.shifts.nbytes
-        return Encoded(size_bytes, lambda: kernels.unpack_blocks(parts, count, dtype, kind))
     values, shifts = pack_blocks(flat, kind)
 
     def decode() -> torch.Tensor:
@@ -100,11 +93,6 @@ def encode_four_bits(tensor: torch.Tensor, seed: int | None = None) -> Encoded |
         return None
     dtype, count = flat.dtype, flat.numel()
     seed = hashed(next(_SEEDS) if seed is None else seed)
-    kernels = kernels_for(flat, "block_kernels")
-    if kernels is not None:
-        parts = kernels.pack_groups(flat, seed)
-        size_bytes = parts.codes.nbytes + parts.lowest.nbytes + parts.step.nbytes
-        return Encoded(size_bytes, lambda: kernels.unpack_groups(parts, count, dtype))
     codes, lowest, step = pack_groups(flat, seed)
     packed = pack_codes(codes, 4)
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
-from stepscope.fix.saved.encodings.encoded import Encoded, dense, kernels_for
+from stepscope.fix.saved.encodings.encoded import Encoded, dense
 from stepscope.fix.saved.encodings.exact import pack_codes, packed_bytes, unpack_codes
 from stepscope.fix.saved.operators import is_capturing
 
@@ -26,7 +25,6 @@ SHAPE_ONLY_NODES = frozenset(
         "AdaptiveAvgPool3DBackward0",
     }
 )
-_FUSED_FROM = 1 << 18  # elements: below, a call through Python costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +184,6 @@ def encode_use(spec: str, tensor: torch.Tensor) -> Encoded | None:
     if flat is None or values is None:
         return None
     count, (outcome, limits) = flat.numel(), _read(spec)
-    kernels = kernels_for(flat, "bit_kernels")
-    if spec == "sign" and kernels is not None:
-        return _relu_bits(flat, shape, stride, kernels)
     codes = outcome.codes(flat, limits).view(torch.uint8)
     packed = pack_codes(codes, outcome.width)
     table = _table(values, dtype, device)
@@ -198,69 +193,3 @@ def encode_use(spec: str, tensor: torch.Tensor) -> Encoded | None:
         return decoded.as_strided(shape, stride)
 
     return Encoded(packed.nbytes, decode)
-
-
-def _relu_bits(flat: torch.Tensor, shape: Any, stride: Any, kernels: Any) -> Encoded:
-    """In one kernel each way; large ones are left as bits for ReLU's backward."""
-    packed, count, dtype = kernels.pack_signs(flat), flat.numel(), flat.dtype
-
-    def decode() -> torch.Tensor:
-        if count >= _FUSED_FROM:
-            return ReluOutputFromBits(packed, shape, stride, dtype)
-        decoded: torch.Tensor = kernels.unpack(packed, count, width=1, dtype=dtype)
-        return decoded.as_strided(shape, stride)
-
-    return Encoded(packed.nbytes, decode)
-
-
-# ReLU's backward straight from bits: the output that backward asks for is never written out.
-
-
-class ReluOutputFromBits(torch.Tensor):  # type: ignore[misc]
-    """Looks like a ReLU's output. `threshold_backward` reads the bits; anything else gets a plain
-    tensor of ones and zeros."""
-
-    packed: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, packed: torch.Tensor, shape: Any, stride: Any, dtype: torch.dtype) -> Any:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, shape, strides=stride, dtype=dtype, device=packed.device
-        )
-        made.packed = packed
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    def decoded(self) -> torch.Tensor:
-        kernels = kernels_for(self.packed, "bit_kernels")
-        plain: torch.Tensor = kernels.unpack(self.packed, self.numel(), width=1, dtype=self.dtype)
-        return plain.as_strided(self.shape, self.stride())
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        if func is torch.ops.aten.threshold_backward.default and _fits(*args[:3]):
-            gradient, output = args[0], args[1]
-            return kernels_for(gradient, "bit_kernels").relu_backward(gradient, output.packed)
-        if func is torch.ops.aten.detach.default:
-            self = args[0]
-            return cls(self.packed, self.shape, self.stride(), self.dtype)
-
-        def plain(value: Any) -> Any:
-            return value.decoded() if isinstance(value, cls) else value
-
-        return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
-
-
-def _fits(gradient: Any, output: Any, threshold: Any) -> bool:
-    return (
-        type(gradient) is torch.Tensor
-        and isinstance(output, ReluOutputFromBits)
-        and threshold == 0
-        and gradient.dtype == output.dtype
-        and gradient.shape == output.shape
-        and gradient.stride() == output.stride()
-    )
