@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from save_memory_models import Step
     from save_memory_rows import Row
 
-MOST_WARM_UP = 300  # five plans, each looked at for up to three times twelve passes, and later
+MOST_WARM_UP = 40  # the plan's own steps are looked at once, after twelve of them
 BLOCKS, TINY_BLOCKS = 4, 2  # timed
 STEPS = 6  # in a block: the host may run ahead, as it does in a training
 TWICE = "twice the batch"
@@ -181,6 +181,7 @@ def _promised(saver: Any) -> dict[str, Any]:
         f"{interval}_high": promise.step_high_ns / 1e6,
         "promised_ms_before": promise.step_ns_before / 1e6,
         "operators": len(plan.operators),
+        "planning_s": round(saver.planning_ns / 1e9, 3),
         "actions": _actions(plan),
     }
 

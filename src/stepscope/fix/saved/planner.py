@@ -15,7 +15,6 @@ from stepscope.fix.saved.save_plan import (
     repeats,
     results,
     rows,
-    use_action,
 )
 from stepscope.fix.saved.selection import (
     StepCuts,
@@ -37,7 +36,7 @@ _MUCH_HOST = 0.02  # of a step: so much work of the CPU's is worth a note
 # What is compared: segments of the pass, prices of time, and places in the pass where one price
 # ends and another begins.
 _LEAST_IN_SEGMENT, _MOST_SEGMENTS = 4, 64  # operators
-_LONGEST_SEGMENT = 512  # operators: longer ones take long to cut, and to make again
+_LONGEST_SEGMENT = 256  # operators: longer ones take long to cut, and to make again
 _LARGE = 1200  # operators: beyond, fewer selections are compared, so that planning takes 2 s
 _PRICES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # times the step's bytes for the step's time
 _NEVER = 1e6  # bytes for a nanosecond: nothing is worth that
@@ -381,8 +380,6 @@ def _plan(
         target=target.text,
         step_peak_bytes_before=None if around is None else around.peak_bytes(plain.memory),
         step_peak_bytes=None if around is None else around.peak_bytes(chosen.memory),
-        timeline=plan_timeline(
-            record, plain.memory, selection, chosen.memory, use_action(record, selection)
-        ),
+        timeline=plan_timeline(record, plain.memory, selection, chosen.memory),
         notes=notes,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,18 +15,7 @@ from stepscope.fix.saved.encodings.encoded import Encoded, dense
 from stepscope.fix.saved.encodings.exact import pack_codes, packed_bytes, unpack_codes
 from stepscope.fix.saved.operators import is_capturing
 
-SHAPE_ONLY_NODES = frozenset(
-    {
-        "MaxPool2DWithIndicesBackward0",
-        "MaxPool3DWithIndicesBackward0",
-        "AdaptiveMaxPool2DBackward0",
-        "AdaptiveMaxPool3DBackward0",
-        "AvgPool2DBackward0",
-        "AvgPool3DBackward0",
-        "AdaptiveAvgPool2DBackward0",
-        "AdaptiveAvgPool3DBackward0",
-    }
-)
+_SHAPE_ONLY = re.compile(r"(?:Adaptive)?(?:Max|Avg)Pool[23]D(?:WithIndices)?Backward0$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +31,6 @@ def _within(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
     return ((x > limits[0]) & (x < limits[1])).to(torch.uint8) + 2 * x.isnan().to(torch.uint8)
 
 
-def _beyond(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
-    """0 between the limits or on one, 1 outside, 2 NaN."""
-    return ((x < limits[0]) | (x > limits[1])).to(torch.uint8) + 2 * x.isnan().to(torch.uint8)
-
-
-def _sides(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
-    """0 equal, 1 above, 2 below, 3 NaN."""
-    above, below = x > limits[0], x < limits[0]
-    return above.to(torch.uint8) + 2 * below.to(torch.uint8) + 3 * x.isnan().to(torch.uint8)
-
-
 _OUTCOMES = {
     "sign": OutcomeRule(1, lambda x, _: ~(x <= 0)),
     "passes": OutcomeRule(1, lambda x, limits: ~(x <= limits[0])),
@@ -59,10 +39,7 @@ _OUTCOMES = {
     "least": OutcomeRule(1, lambda x, limits: x >= limits[0]),
     "most": OutcomeRule(1, lambda x, limits: x <= limits[0]),
     "between": OutcomeRule(1, lambda x, limits: (x >= limits[0]) & (x <= limits[1])),
-    "finite": OutcomeRule(1, lambda x, _: x.isfinite()),
     "within": OutcomeRule(2, _within),
-    "beyond": OutcomeRule(2, _beyond),
-    "sides": OutcomeRule(2, _sides),
 }
 
 
@@ -76,20 +53,11 @@ def outcome_for(node: Any, dtype: torch.dtype) -> str | None:
     name = str(node.name())
     if not dtype.is_floating_point:
         return None
-    if name in SHAPE_ONLY_NODES:
+    if _SHAPE_ONLY.match(name):
         return "shape"
     find = _NODES.get(name)
     spec = None if find is None else find(node)
     return spec if spec is not None and _has_all_sides(spec, dtype) else None
-
-
-def _clamp(node: Any) -> str | None:
-    low, high = node._saved_min, node._saved_max
-    if low is not None and high is not None:
-        return _spec("between", low, high)
-    if low is not None:
-        return _spec("least", low)
-    return None if high is None else _spec("most", high)
 
 
 _NODES: dict[str, Callable[[Any], str | None]] = {
@@ -99,14 +67,16 @@ _NODES: dict[str, Callable[[Any], str | None]] = {
     "LeakyReluBackward1": lambda _: "above 0.0",
     "HardtanhBackward0": lambda node: _spec("within", node._saved_min_val, node._saved_max_val),
     "HardsigmoidBackward0": lambda _: "inside -3.0 3.0",
-    "HardshrinkBackward0": lambda node: _spec("beyond", -node._saved_lambd, node._saved_lambd),
-    "SoftshrinkBackward0": lambda node: _spec("beyond", -node._saved_lambd, node._saved_lambd),
     "ClampMinBackward0": lambda node: _spec("least", node._saved_min),
     "ClampMaxBackward0": lambda node: _spec("most", node._saved_max),
-    "ClampBackward1": _clamp,
-    "NanToNumBackward0": lambda _: "finite",
-    "AbsBackward0": lambda _: "sides 0.0",
+    "ClampBackward1": lambda node: _clamp(node._saved_min, node._saved_max),
 }
+
+
+def _clamp(low: Any, high: Any) -> str | None:
+    if low is None:
+        return _spec("most", high)
+    return _spec("least", low) if high is None else _spec("between", low, high)
 
 
 def _spec(word: str, *limits: Any) -> str | None:
@@ -119,13 +89,11 @@ def _has_all_sides(spec: str, dtype: torch.dtype) -> bool:
     """In short types a kernel may compare with the limit itself or with the nearest number: only
     limits that are exact there are taken."""
     _, limits = _read(spec)
-    if dtype.itemsize < 4 and any(_rounded(limit, dtype) != limit for limit in limits):
+    if dtype.itemsize < 4 and any(
+        float(torch.tensor(limit, dtype=torch.float64).to(dtype)) != limit for limit in limits
+    ):
         return False
     return _representatives(spec, dtype) is not None
-
-
-def _rounded(limit: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(limit, dtype=torch.float64).to(dtype))
 
 
 def _read(spec: str) -> tuple[OutcomeRule, tuple[float, ...]]:
@@ -133,27 +101,20 @@ def _read(spec: str) -> tuple[OutcomeRule, tuple[float, ...]]:
     return _OUTCOMES[word], tuple(float(limit) for limit in limits)
 
 
-_KNOWN: dict[tuple[str, torch.dtype], tuple[float, ...] | None] = {}
-
-
+@functools.cache
 def _representatives(spec: str, dtype: torch.dtype) -> tuple[float, ...] | None:
     """An element for each code, found by trying; None if no element but NaN gets code 0 or 1."""
-    key = (spec, dtype)
-    if key not in _KNOWN:
-        outcome, limits = _read(spec)
-        largest = torch.finfo(dtype).max
-        tries = [0.0, 1.0, -1.0, largest, -largest, math.inf, -math.inf]
-        for limit in limits:
-            tries += [limit, limit - 1, limit + 1, limit / 2, limit * 2, sum(limits) / len(limits)]
-        values = torch.tensor(tries, dtype=torch.float64).to(dtype)
-        codes = outcome.codes(values, limits).to(torch.uint8).tolist()
-        by_code = dict(zip(reversed(codes), reversed(values.tolist()), strict=True))
-        _KNOWN[key] = (
-            tuple(by_code.get(code, math.nan) for code in range(2**outcome.width))
-            if 0 in by_code and 1 in by_code
-            else None
-        )
-    return _KNOWN[key]
+    outcome, limits = _read(spec)
+    largest = torch.finfo(dtype).max
+    tries = [0.0, 1.0, -1.0, largest, -largest, math.inf, -math.inf]
+    for limit in limits:
+        tries += [limit, limit - 1, limit + 1, limit / 2, limit * 2, sum(limits) / len(limits)]
+    values = torch.tensor(tries, dtype=torch.float64).to(dtype)
+    codes = outcome.codes(values, limits).to(torch.uint8).tolist()
+    by_code = dict(zip(reversed(codes), reversed(values.tolist()), strict=True))
+    if 0 not in by_code or 1 not in by_code:
+        return None
+    return tuple(by_code.get(code, math.nan) for code in range(2**outcome.width))
 
 
 _TABLES: dict[tuple[tuple[float, ...], torch.dtype, torch.device], torch.Tensor] = {}
