@@ -2,7 +2,7 @@
 
     python benchmarks/save_memory_table.py --save rows.json [--seconds 300] [--models resnet50,gpt2]
         [--ways "eager,ours 5%"] [--tiny]
-    python benchmarks/save_memory_report.py rows.json [--svg docs/images/save-memory.svg]
+    python benchmarks/save_memory_report.py rows.json [--svg save-memory.svg]
 
 Every training in every way, in one process, one after the other. Rows are saved one by one: a run
 that is cut goes on where it ended, and what failed is written beside it. What `save_memory`

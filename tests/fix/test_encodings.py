@@ -23,7 +23,7 @@ from stepscope.fix.saved.encodings import (
     pooling_spec,
 )
 from stepscope.fix.saved.encodings.encoded import BITS_OF, dense, same_bits
-from stepscope.fix.saved.encodings.exact import (
+from stepscope.fix.saved.encodings.whole_values import (
     narrow_spec,
     pack_codes,
     packed_bytes,
@@ -235,7 +235,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "hardtanh": functional.hardtanh,
     "relu6": functional.relu6,
     "hardsigmoid": functional.hardsigmoid,
-    "softshrink": lambda x: functional.softshrink(x, 0.5),
     "clamp": lambda x: x.clamp(-0.5, 3),
     "clamp_min": lambda x: x.clamp(min=-0.5),
     "clamp_max": lambda x: torch.clamp_max(x, 3.0),

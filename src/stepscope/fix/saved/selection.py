@@ -69,7 +69,7 @@ class _Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _CutSides:
     """`made` are values that are recomputed if anything needs them, `apart` those whose uses are
     encoded one by one."""
 
@@ -94,7 +94,7 @@ class StepCuts:
                 self._uses[use.value].append(number)
         self._given: set[int] = set()  # values that are not recomputed
         self._parts = list(self._networks())
-        self._cuts: dict[float, _Cut] = {}
+        self._cuts: dict[float, _CutSides] = {}
 
     def _networks(self) -> Iterator[tuple[list[int], list[int]]]:
         """Operators that may be repeated and values, as far as backward may need them; those that
@@ -143,7 +143,7 @@ class StepCuts:
             and made // self._length < number // self._length
         }
 
-    def _cut(self, bytes_per_ns: float) -> _Cut:
+    def _cut(self, bytes_per_ns: float) -> _CutSides:
         known = self._cuts.get(bytes_per_ns)
         if known is None:
             sides: dict[_Shape, tuple[list[int], list[int]]] = {}
@@ -154,7 +154,7 @@ class StepCuts:
                     sides[shape] = _solved(shape)
                 made.update(values[place] for place in sides[shape][0])
                 apart.update(values[place] for place in sides[shape][1])
-            known = _Cut(bytes_per_ns, frozenset(made), frozenset(apart))
+            known = _CutSides(bytes_per_ns, frozenset(made), frozenset(apart))
             self._cuts[bytes_per_ns] = known
         return known
 
@@ -206,7 +206,7 @@ class StepCuts:
         early = self._cut(bytes_per_ns)
         begins, end = (0, early) if late is None else (late[0], self._cut(late[1]))
 
-        def cut_of(value: int) -> _Cut:
+        def cut_of(value: int) -> _CutSides:
             return end if (self._record.values[value].producer or 0) >= begins else early
 
         selection, waiting = ValueSelection(), list[int]()
@@ -226,7 +226,7 @@ class StepCuts:
                 waiting.extend(self._place(selection, number, cut_of(number)))
         return selection
 
-    def _place(self, selection: ValueSelection, number: int, cut: _Cut) -> tuple[int, ...]:
+    def _place(self, selection: ValueSelection, number: int, cut: _CutSides) -> tuple[int, ...]:
         """Add one needed value; returns what it is recomputed from."""
         value = self._record.values[number]
         if number in cut.made and value.producer is not None:

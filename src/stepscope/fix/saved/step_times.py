@@ -8,16 +8,21 @@ import functools
 import time
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
+from stepscope.fix.saved.follower import FollowedPlan, PlanFollower, unpack_held
 from stepscope.fix.saved.operators import is_capturing
+from stepscope.fix.saved.planner import make_plan
+from stepscope.fix.saved.recorder import StepRecorder
+from stepscope.fix.saved.save_plan import KEEP, SavePlan
 from stepscope.fix.saved.step_record import BackwardReading, StepSurroundings
+from stepscope.records.change_values import MemoryTarget
 
 _MOST_PASSES = 64
 _FASTER = 0.9  # of a step: what the host needs where it is clearly ahead of the device
@@ -161,35 +166,42 @@ def _between_ns(one: Any, following: Any) -> int:
     return round(float(one.elapsed_time(following)) * 1e6)
 
 
-# What it costs the host to follow a plan: so many times what an empty dispatch mode adds to an
-# operator. Measured on a chain of 24 linear layers with SiLUs that are repeated.
+# What it costs the host to follow a plan, measured once on a chain of operators that do next to
+# nothing; this thread's own time, as others may run.
 
-_OPERATORS, _ROUNDS = 200, 5
-_WATCH, _REPEAT = 3, 18
-
-
-class _Watching(TorchDispatchMode):  # type: ignore[misc]
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
+_LAYERS, _ROUNDS = 24, 5
 
 
 @functools.cache
 def following_costs() -> tuple[int, int]:
-    """Return the time of one watched operator or saved tensor, and of one repeated operator: this
-    thread's own, as others may run."""
-    plain_ns = min(_chain_ns() for _ in range(_ROUNDS))
-    with _Watching():
-        watched_ns = min(_chain_ns() for _ in range(_ROUNDS))
-    mode_ns = max(1, (watched_ns - plain_ns) // _OPERATORS)
-    return _WATCH * mode_ns, _REPEAT * mode_ns
+    """Return the time of one watched operator or saved tensor, and of one repeated operator."""
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng([]):
+        layers = [part for _ in range(_LAYERS) for part in (nn.SiLU(), nn.Linear(2, 2))]
+        model = nn.Sequential(*layers).to("cpu", torch.float32)
+        recorder = StepRecorder(model)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack), recorder:
+                output = model(torch.ones(2, 2))
+        finally:
+            recorder.detach()
+        plan = make_plan(recorder.finish(output), MemoryTarget())
+        keeping = tuple(replace(use, action=KEEP, encoding=None) for use in plan.uses)
+        watched = replace(plan, uses=keeping, repeated=(), results=())
+        rounds = [[_step_ns(model, one) for one in (None, watched, plan)] for _ in range(_ROUNDS)]
+    plain_ns, watched_ns, followed_ns = (min(times) for times in zip(*rounds, strict=True))
+    seen = len(plan.operators) + len(plan.uses)
+    repeats = max(1, len(plan.repeated))
+    return max(0, (watched_ns - plain_ns) // seen), max(0, (followed_ns - watched_ns) // repeats)
 
 
-def _chain_ns() -> int:
-    x, began = torch.ones(2), time.thread_time_ns()
-    for _ in range(_OPERATORS):
-        x = x.neg()
+def _step_ns(model: nn.Module, plan: SavePlan | None) -> int:
+    """Forward and backward; without a plan, as they are."""
+    began = time.thread_time_ns()
+    if plan is None:
+        output = model(torch.ones(2, 2))
+    else:
+        follower = PlanFollower(FollowedPlan.of(plan))
+        with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack_held), follower:
+            output = model(torch.ones(2, 2))
+    torch.autograd.grad(output.sum(), list(model.parameters()))
     return time.thread_time_ns() - began

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stepscope.fix.saved.encodings.encoded import Encoded, dense
-from stepscope.fix.saved.encodings.exact import pack_codes, packed_bytes, unpack_codes
+from stepscope.fix.saved.encodings.whole_values import pack_codes, packed_bytes, unpack_codes
 from stepscope.fix.saved.operators import is_capturing
 
 _SHAPE_ONLY = re.compile(r"(?:Adaptive)?(?:Max|Avg)Pool[23]D(?:WithIndices)?Backward0$")

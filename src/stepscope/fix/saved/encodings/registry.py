@@ -15,17 +15,18 @@ from statistics import median
 import torch
 
 from stepscope.fix.saved.encodings.encoded import Encoded, dense, same_bits, whole
-from stepscope.fix.saved.encodings.exact import (
+from stepscope.fix.saved.encodings.outcomes import encode_use
+from stepscope.fix.saved.encodings.whole_values import (
     encode_bits,
+    encode_four_bits,
     encode_narrow,
+    encode_reduced,
     encode_sparse,
     encode_two_valued,
     encode_window,
     narrow_spec,
     sparse_spec,
 )
-from stepscope.fix.saved.encodings.lossy import encode_four_bits, encode_reduced
-from stepscope.fix.saved.encodings.outcomes import encode_use
 from stepscope.fix.saved.operators import OperatorClock
 from stepscope.fix.saved.step_record import LOSSY, HoldingOption, RecordedCall, SavedUse, is_lossy
 
