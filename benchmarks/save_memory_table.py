@@ -141,6 +141,7 @@ def measure(
         held.remove()
         wait(device)
         reset_peak(device)
+        static_bytes = torch.cuda.memory_allocated() if device.type == "cuda" else None
         ms = [timed(step, device) for _ in range(TINY_BLOCKS if tiny else BLOCKS)]
         loss = step(0)
         steps_ms = _each_step_ms(step, device)
@@ -151,6 +152,7 @@ def measure(
         "blocks_ms": [round(one, 3) for one in ms],
         "steps_ms": steps_ms,
         "peak_bytes": peak(device),
+        "static_bytes": static_bytes,  # weights, gradients, optimizer state
         "kept_bytes": held.kept_bytes,
         "loss": float(loss.detach()),
         "warm_up_s": round(warm_up_s, 1),

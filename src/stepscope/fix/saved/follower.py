@@ -74,7 +74,7 @@ class _MadeAgain:
 
 
 @dataclass(slots=True)
-class ToEncode:
+class _ToEncode:
     """A storage whose content is encoded when it is first asked for."""
 
     encoding: str
@@ -82,11 +82,6 @@ class ToEncode:
     alive: StorageWeakRef
     tensor_geometry: Geometry
     encoded: Encoded | None = None
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, encoding: str, geometry: Geometry) -> ToEncode:
-        alive = StorageWeakRef(tensor.untyped_storage())
-        return cls(encoding, tensor._version, alive, geometry)
 
 
 @dataclass(slots=True)
@@ -119,7 +114,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         self._packed = 0
         self._busy = False
         self._made_again: dict[int, _MadeAgain] = {}
-        self._to_encode: dict[int, ToEncode] = {}
+        self._to_encode: dict[int, _ToEncode] = {}
         self._copies = PrivateCopies()
 
     @classmethod
@@ -232,7 +227,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
 
     def _will_encode(self, tensor: torch.Tensor, encoding: str, changed: bool) -> None:
         storage = tensor.untyped_storage()
-        self._to_encode[storage._cdata] = ToEncode(
+        self._to_encode[storage._cdata] = _ToEncode(
             encoding,
             tensor._version + int(changed),
             StorageWeakRef(storage),

@@ -255,6 +255,8 @@ class MemorySaver:
         known = self._known(inputs)
         if known is None or known.given_up:
             return
+        if known.readings is not None:
+            known.readings.end()
         self._make_plan(known)
         if is_capturing() and known.report is None:
             self._note(
@@ -403,8 +405,6 @@ class MemorySaver:
         """Once more if backward has run since; a plan that is carried out stays."""
         if known.record is None or known.followed_passes:
             return
-        if known.readings is not None and self._active is None:
-            known.readings.end()
         readings = () if known.readings is None else tuple(known.readings.readings)
         if known.planned is None or len(readings) > len(known.record.readings):
             began = time.perf_counter_ns()

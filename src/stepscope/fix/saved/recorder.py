@@ -308,18 +308,13 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _timed_calls(self) -> list[RecordedCall]:
         """Operators of one kind and size took as long as the median of them: layers are alike."""
-        records = self._values.records
-        kinds = [
-            (call.name, *(records[value].size_bytes for value in (*call.inputs, *call.outputs)))
-            for call in self._calls
-        ]
         measured = defaultdict[tuple[Any, ...], list[int]](list)
-        for kind, took_ns in zip(kinds, self._clock.took_ns(), strict=True):
+        for kind, took_ns in zip(self._kinds, self._clock.took_ns(), strict=True):
             measured[kind].append(took_ns)
         typical = {kind: round(median(times)) for kind, times in measured.items()}
         return [
             replace(call, took_ns=typical[kind])
-            for kind, call in zip(kinds, self._calls, strict=True)
+            for kind, call in zip(self._kinds, self._calls, strict=True)
         ]
 
     def _read_graph(self, roots: Iterable[Any]) -> None:
