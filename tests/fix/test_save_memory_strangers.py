@@ -143,7 +143,16 @@ def test_operators_of_one_kind_and_size_took_equally_long() -> None:
     assert len(times) == 1
 
 
-def test_what_it_costs_to_follow_a_plan_is_measured() -> None:
-    watch_ns, repeat_ns = following_costs()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_it_costs_to_follow_a_plan_is_measured(dtype: torch.dtype) -> None:
+    """Whatever torch's defaults are, and without a random number of theirs."""
+    following_costs.cache_clear()
+    state, usual = torch.get_rng_state(), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        watch_ns, repeat_ns = following_costs()
+    finally:
+        torch.set_default_dtype(usual)
+    assert torch.equal(torch.get_rng_state(), state)
     assert 0 < watch_ns < 1_000_000
     assert repeat_ns > watch_ns

@@ -398,6 +398,7 @@ class MemorySaver:
             )
             self._note(said)
             other = plan_nothing(record, self._target, said)
+        self._watch.forget_followed()
         known.use(other)
         self._latest = other.plan
 

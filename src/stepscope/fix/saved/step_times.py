@@ -61,6 +61,11 @@ class StepWatch:
         if self._passes:
             self._passes[-1].kind = kind
 
+    def forget_followed(self) -> None:
+        """Later passes follow another plan."""
+        for one in self._passes:
+            one.kind = RECORDED if one.kind == FOLLOWED else one.kind
+
     def step_ns(self, key: Hashable, kind: str) -> int | None:
         """Return the median of all steps of a kind that another pass has followed."""
         steps = [
@@ -170,18 +175,19 @@ def _between_ns(one: Any, following: Any) -> int:
 # nothing; this thread's own time, as others may run.
 
 _LAYERS, _ROUNDS = 24, 5
+_KIND: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}  # whatever torch's defaults are
 
 
 @functools.cache
 def following_costs() -> tuple[int, int]:
     """Return the time of one watched operator or saved tensor, and of one repeated operator."""
     with torch.enable_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng([]):
-        layers = [part for _ in range(_LAYERS) for part in (nn.SiLU(), nn.Linear(2, 2))]
-        model = nn.Sequential(*layers).to("cpu", torch.float32)
+        layers = [part for _ in range(_LAYERS) for part in (nn.SiLU(), nn.Linear(2, 2, **_KIND))]
+        model = nn.Sequential(*layers)
         recorder = StepRecorder(model)
         try:
             with torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack), recorder:
-                output = model(torch.ones(2, 2))
+                output = model(torch.ones(2, 2, **_KIND))
         finally:
             recorder.detach()
         plan = make_plan(recorder.finish(output), MemoryTarget())
@@ -198,10 +204,10 @@ def _step_ns(model: nn.Module, plan: SavePlan | None) -> int:
     """Forward and backward; without a plan, as they are."""
     began = time.thread_time_ns()
     if plan is None:
-        output = model(torch.ones(2, 2))
+        output = model(torch.ones(2, 2, **_KIND))
     else:
         follower = PlanFollower(FollowedPlan.of(plan))
         with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack_held), follower:
-            output = model(torch.ones(2, 2))
+            output = model(torch.ones(2, 2, **_KIND))
     torch.autograd.grad(output.sum(), list(model.parameters()))
     return time.thread_time_ns() - began
