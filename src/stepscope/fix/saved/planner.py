@@ -212,7 +212,8 @@ def _searched(
     calls = record.operators
     work = sum(moved_bytes(record, call) if by_bytes else call.took_ns for call in calls)
     priced = [price * saved_bytes / max(1, work) for price in _PRICES]
-    for cuts, least in free[: 1 if count > _LARGE else 2]:
+    few = count > _LARGE or any(call.heavy for call in calls)
+    for cuts, least in free[: 1 if few else 2]:
         at = functools.cache(lambda price, late=None, cuts=cuts: score(cuts.select(price, late)))
         rising = [(0.0, least), *((price, at(price)) for price in priced)]
         rising.append((_NEVER, at(_NEVER)))
