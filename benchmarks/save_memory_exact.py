@@ -80,7 +80,6 @@ def compared(cell: Row, device: str, *, tiny: bool) -> Row:
         seen, plan, notes = _trained(cell, device, options, tiny=tiny)
         row[way] = SAME if _same(plain, seen) else "differs"
         row[f"{way} saved"] = plan and round(plan.saved_bytes_before / max(1, plan.saved_bytes), 2)
-        row[f"{way} forms"] = plan and sorted({call.again for call in plan.repeated if call.again})
         row[f"{way} notes"] = notes
     return row
 

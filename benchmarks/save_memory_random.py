@@ -1,6 +1,6 @@
 """Random small nets with all that is hard to recompute, trained plainly and with save_memory.
 
-    OMP_NUM_THREADS=1 python benchmarks/save_memory_random.py --nets 250 --seed 0
+    OMP_NUM_THREADS=1 python benchmarks/save_memory_random.py [--nets 20] [--seed 0]
 
 Every net is trained three times: twice plainly, once with one set of options. Losses, gradients,
 parameters and buffers of all steps have to be the same to the last bit, and nothing may be raised.
@@ -357,7 +357,7 @@ def _state(saver: MemorySaver) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nets", type=int, default=250)
+    parser.add_argument("--nets", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the first net")
     parser.add_argument("--options", choices=list(OPTIONS), help="for all nets; else in turn")
     chosen = parser.parse_args()

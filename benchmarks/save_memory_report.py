@@ -1,6 +1,6 @@
 """The table of save_memory_table.py in Markdown, and memory against time as a picture.
 
-python benchmarks/save_memory_report.py rows.json [--svg docs/images/save-memory.svg]
+python benchmarks/save_memory_report.py rows.json [--svg save-memory.svg]
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Each training is planned with `dry_run`, then trained with that plan in turns wi
 A step's residual is measured over promised, both as a factor of a plain step, so that a machine
 that is busier later does not count; on a CPU all clocks are this thread's own time. The peak's is
 that of the whole step on a GPU; on a CPU, where torch keeps no account, that of what backward keeps
-when it begins, counted. fix/saved/memory_saver.py has the quantiles of these rows.
+when it begins, counted. fix/saved/step_promise.py has the quantiles of these rows.
 """
 
 from __future__ import annotations

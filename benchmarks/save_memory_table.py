@@ -2,7 +2,7 @@
 
     python benchmarks/save_memory_table.py --save rows.json [--seconds 300] [--models resnet50,gpt2]
         [--ways "eager,ours 5%"] [--tiny]
-    python benchmarks/save_memory_report.py rows.json [--svg docs/images/save-memory.svg]
+    python benchmarks/save_memory_report.py rows.json [--svg save-memory.svg]
 
 Every training in every way, in one process, one after the other. Rows are saved one by one: a run
 that is cut goes on where it ended, and what failed is written beside it. What `save_memory`
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from save_memory_models import Step
     from save_memory_rows import Row
 
-MOST_WARM_UP = 300  # five plans, each looked at for up to three times twelve passes, and later
+MOST_WARM_UP = 40  # the plan's own steps are looked at once, after twelve of them
 BLOCKS, TINY_BLOCKS = 4, 2  # timed
 STEPS = 6  # in a block: the host may run ahead, as it does in a training
 TWICE = "twice the batch"
@@ -141,6 +141,7 @@ def measure(
         held.remove()
         wait(device)
         reset_peak(device)
+        static_bytes = torch.cuda.memory_allocated() if device.type == "cuda" else None
         ms = [timed(step, device) for _ in range(TINY_BLOCKS if tiny else BLOCKS)]
         loss = step(0)
         steps_ms = _each_step_ms(step, device)
@@ -151,6 +152,7 @@ def measure(
         "blocks_ms": [round(one, 3) for one in ms],
         "steps_ms": steps_ms,
         "peak_bytes": peak(device),
+        "static_bytes": static_bytes,  # weights, gradients, optimizer state
         "kept_bytes": held.kept_bytes,
         "loss": float(loss.detach()),
         "warm_up_s": round(warm_up_s, 1),
@@ -181,6 +183,7 @@ def _promised(saver: Any) -> dict[str, Any]:
         f"{interval}_high": promise.step_high_ns / 1e6,
         "promised_ms_before": promise.step_ns_before / 1e6,
         "operators": len(plan.operators),
+        "planning_s": round(saver.planning_ns / 1e9, 3),
         "actions": _actions(plan),
     }
 

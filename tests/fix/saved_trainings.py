@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-
-from stepscope.fix.saved import memory_saver
-from stepscope.fix.saved.step_record import StepRecord
 
 
 @pytest.fixture
@@ -49,14 +44,3 @@ def trained(
         if rate:
             optimizer.step()
     return [*seen, *(value.clone() for value in model.state_dict().values())] if rate else seen
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans do not count the host's part."""
-    completed = memory_saver.completed
-
-    def of_a_gpu(record: StepRecord, *others: Any) -> StepRecord:
-        return replace(completed(replace(record, on_host=False), *others), on_host=False)
-
-    monkeypatch.setattr(memory_saver, "completed", of_a_gpu)

@@ -14,7 +14,7 @@ from live_bytes import LiveBytes
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import memory_saver, step_times
+from stepscope.fix.saved import step_times
 
 WIDTH, IMAGE, BATCH = 16, 24, 8
 CLOSE = 0.03
@@ -75,13 +75,6 @@ NETS: dict[str, Any] = {
 
 
 def account_for_cpus(monkeypatch: pytest.MonkeyPatch, live: LiveBytes) -> None:
-    class Peaks(step_times.BackwardPeaks):
-        def __init__(self, device: torch.device) -> None:
-            super().__init__(device)
-            self._open = True
-            self._start()
-
-    monkeypatch.setattr(memory_saver, "BackwardPeaks", Peaks)
     monkeypatch.setattr(step_times, "allocated_bytes", lambda _device: live.bytes_now())
     monkeypatch.setattr(step_times, "_limit_bytes", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", list)

@@ -10,22 +10,18 @@ import torch
 from step_chains import chain
 
 from stepscope.fix.saved.encodings import Geometry
-from stepscope.fix.saved.memory_model import backward_memory, step_memory
-from stepscope.fix.saved.norm_recompute import FUSED
+from stepscope.fix.saved.memory_model import BackwardMemory, backward_memory, step_memory
 from stepscope.fix.saved.replay import (
     ArgumentPlace,
     CallResult,
     CallTemplate,
     KeptTensor,
     RepeatableCall,
-    calls_among,
 )
 from stepscope.fix.saved.selection import ValueSelection
 from stepscope.fix.saved.step_record import (
+    BackwardReading,
     HoldingOption,
-    NodePeak,
-    RecordedCall,
-    StepRecord,
     StepSurroundings,
 )
 
@@ -35,12 +31,18 @@ if TYPE_CHECKING:
 BATCH = 1000
 
 
+def made_again(memory: BackwardMemory) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Beside the batch: what is there while each node runs, and what passes before that."""
+    there = tuple(max(0, level - BATCH) for level in memory.levels)
+    levels = zip(memory.replay_levels, memory.levels, strict=True)
+    return there, tuple(most - level for most, level in levels)
+
+
 def test_a_chain_is_walked_with_two_values_at_a_time() -> None:
     """Of 10, 20, 30 and 40 bytes; only the last is read: 30 + 40, while 20 has gone."""
     record = chain([BATCH, 10, 20, 30, 40], [None] * 4, saved=[4])
     memory = backward_memory(record, ValueSelection(kept={0}, repeated={0, 1, 2, 3}))
-    assert memory.again_levels == (40, 0, 0)
-    assert memory.passing_levels == (30, 0, 0)
+    assert made_again(memory) == ((40, 0), (30, 0))
     assert memory.peak_bytes == BATCH + 70
 
 
@@ -48,8 +50,7 @@ def test_what_a_later_node_reads_stays_until_then() -> None:
     """The value of 10 bytes is read by the second node; that of 20 only on the way."""
     record = chain([BATCH, 10, 20, 30], [None] * 3, saved=[1, 3])
     memory = backward_memory(record, ValueSelection(kept={0}, repeated={0, 1, 2}))
-    assert memory.again_levels == (40, 10, 0, 0)
-    assert memory.passing_levels == (20, 0, 0, 0)
+    assert made_again(memory) == ((40, 10, 0), (20, 0, 0))
 
 
 def test_what_a_node_reads_itself_is_there_until_it_ends() -> None:
@@ -58,8 +59,7 @@ def test_what_a_node_reads_itself_is_there_until_it_ends() -> None:
     uses = tuple(replace(use, order=0) for use in record.uses)
     record = replace(record, uses=uses)
     memory = backward_memory(record, ValueSelection(kept={0}, repeated={0, 1, 2}))
-    assert memory.again_levels == (50, 0, 0)
-    assert memory.passing_levels == (0, 0, 0)
+    assert made_again(memory) == ((50, 0), (0, 0))
 
 
 def test_what_is_encoded_is_decoded_for_the_operator_that_reads_it() -> None:
@@ -68,9 +68,8 @@ def test_what_is_encoded_is_decoded_for_the_operator_that_reads_it() -> None:
     record = chain([BATCH, 10, 20, 30], [None] * 3, saved=[3])
     option = HoldingOption(encoding="sparse", held_bytes=5, cost_ns=1)
     memory = backward_memory(record, ValueSelection(encoded={2: option}, repeated={2}))
-    assert memory.encoded_levels == (5, 0, 0)
-    assert memory.again_levels == (30, 0, 0)
-    assert memory.passing_levels == (20, 0, 0)
+    assert memory.levels == (35, 0)
+    assert memory.replay_levels == (55, 0)
     assert memory.peak_bytes == 5 + 20 + 30
 
 
@@ -83,46 +82,11 @@ def test_what_passes_stands_beside_what_waits_for_the_node() -> None:
     plain = backward_memory(record, ValueSelection(kept={4}))
     replayed = backward_memory(record, ValueSelection(kept={0}, repeated={0, 1, 2, 3}))
     for works_with, peak in ((100, BATCH + 40 + 100), (15, BATCH + 40 + 30 + 10)):
-        readings = (NodePeak(None, 40, 40), NodePeak(0, 40 + works_with, begun_bytes=40 + 10))
-        around = step_memory(replace(record, backward_peaks=readings), plain)
+        readings = BackwardReading(None, 40, 40), BackwardReading(0, 40 + 10, 40 + works_with)
+        around = step_memory(replace(record, readings=readings))
         assert around is not None
         assert around.peak_bytes(plain) == 40 + works_with
         assert around.peak_bytes(replayed) == peak
-
-
-def residual_block(*, norm_is_read: bool = False) -> StepRecord:
-    """Value 0 is a product's result of 100 bytes, 1 a residual; norm, sum and ReLU follow, each of
-    100 bytes, and backward reads the last."""
-    record = chain([100, 100, 100, 100, 100], [None] * 4, saved=[4])
-    values = (
-        record.values[0],
-        replace(record.values[1], producer=None),
-        *(replace(v, producer=n) for n, v in enumerate(record.values[2:])),
-    )
-    calls = (
-        RecordedCall(
-            name="norm", inputs=(0,), outputs=(2,), took_ns=1, refusal=None, again="shift"
-        ),
-        RecordedCall(name="add", inputs=(2, 1), outputs=(3,), took_ns=1, refusal=None, again=FUSED),
-        RecordedCall(name="relu", inputs=(3,), outputs=(4,), took_ns=1, refusal=None, again=FUSED),
-    )
-    uses = record.uses
-    if norm_is_read:
-        uses = (replace(uses[0], value=2, order=0), *uses)
-    return replace(record, values=values, operators=calls, uses=uses)
-
-
-def test_what_is_made_with_a_norm_is_one_value() -> None:
-    selection = ValueSelection(kept={0, 1}, repeated={0, 1, 2})
-    assert backward_memory(residual_block(), selection).again_levels == (100, 0, 0)
-
-
-def test_a_norm_that_backward_reads_is_made_by_itself() -> None:
-    """Then the sum is made of it, and the ReLU of the sum."""
-    selection = ValueSelection(kept={0, 1}, repeated={0, 1, 2})
-    memory = backward_memory(residual_block(norm_is_read=True), selection)
-    assert memory.again_levels == (200, 100, 0, 0)
-    assert memory.passing_levels == (100, 0, 0, 0)
 
 
 def test_replay_lets_go_of_what_nobody_reads_any_more() -> None:
@@ -141,12 +105,12 @@ def test_replay_lets_go_of_what_nobody_reads_any_more() -> None:
     for _ in range(3):
         held = CallResult(repeatable(plus_one, held), 0, Geometry.of(torch.zeros(4)))
     assert isinstance(held, CallResult)
-    held.call.add_user()
+    held.call.add_user(0)
     assert held.unpack().tolist() == [3.0] * 4
     assert there == [0, 1, 1]
 
 
 def repeatable(function: Callable[..., torch.Tensor], held: Any) -> RepeatableCall:
     """Of four numbers, made of what is held."""
-    template = CallTemplate(None, (ArgumentPlace(0),), {}, None, quickest=[function])
-    return RepeatableCall(template, (held,), (None,), (0,), (4 * 4,), calls_among([held]))
+    template = CallTemplate(function, (ArgumentPlace(0),), {}, None)
+    return RepeatableCall(template, (held,), (0,), (4 * 4,))

@@ -107,12 +107,14 @@ def test_the_least_time_that_meets_a_target() -> None:
 
 def test_following_a_plan_counts_as_time() -> None:
     record = chain([5, 100, 10, 100, 10, 100], ["heavy", None, None, "heavy", None], [3, 5])
-    costly = replace(record, watch_ns=7, replace_ns=3, repeat_ns=5)
+    costly = replace(record, watch_ns=7, repeat_ns=5)
     assert make_plan(record, MemoryTarget()).extra_ns == 20
     plan = make_plan(costly, MemoryTarget())
-    replaced = sum(use.action != "keep" for use in plan.uses)
-    assert replaced > 0
-    assert plan.extra_ns == 20 + len(plan.uses) * 7 + replaced * 3 + len(plan.repeated) * 5
+    watched = len(plan.uses) + len(plan.operators)
+    assert plan.extra_ns == 20 + watched * 7 + len(plan.repeated) * 5
+    assert any("save_memory(model, compile=True)" in note for note in plan.notes)
+    hidden = make_plan(replace(costly, slack_ns=40), MemoryTarget())
+    assert hidden.extra_ns == plan.extra_ns - 40
 
 
 def test_nothing_cheap_is_said() -> None:
@@ -126,7 +128,7 @@ def test_nothing_cheap_is_said() -> None:
 def test_a_packed_value_is_there_packed_and_unpacked_while_it_is_read() -> None:
     """Three values of 100 bytes, each packed into 30."""
     record = chain([5, 100, 100, 100], ["heavy"] * 3, [1, 2, 3])
-    packed = HoldingOption(encoding="sparse 0.3", held_bytes=30, cost_ns=1)
+    packed = HoldingOption(encoding="sparse", held_bytes=30, cost_ns=1)
     values = (replace(value, options=(packed,)) for value in record.values)
     record = replace(record, values=tuple(values))
     memory = backward_memory(record, select(record, bytes_per_ns=0, segments=1))

@@ -14,9 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import MemorySaver, memory_saver
+from stepscope.fix.saved import MemorySaver, memory_saver, planner
+from stepscope.fix.saved.encodings.registry import EncodingTrials
+from stepscope.fix.saved.follower import PlanFollower
+from stepscope.fix.saved.memory_model import BackwardModel
 from stepscope.fix.saved.recorder import StepRecorder
 from stepscope.fix.saved.replay import CallTemplate
+from stepscope.fix.saved.selection import StepCuts
 
 STEPS = 8
 OPTIONS: list[dict[str, Any]] = [{}, {"warmup": 0}, {"reduce": 0.5}, {"heavy": True}]
@@ -238,18 +242,35 @@ def broken(*given: Any, **named: Any) -> Any:
     raise ValueError("a defect of ours")
 
 
+# Every stage: recognise, record, plan, follow, count.
 PLACES = [
-    (memory_saver, "pin_plan"),
-    (memory_saver, "plan_step"),
     (memory_saver, "pass_key"),
-    (memory_saver, "completed"),
+    (memory_saver, "compiled_part"),
+    (memory_saver, "following_costs"),
+    (memory_saver, "BackwardReadings"),
+    (memory_saver, "plan_step"),
+    (memory_saver.MemorySaver, "_owned"),
+    (memory_saver.MemorySaver, "_end_recorded"),
+    (memory_saver.MemorySaver, "_end_followed"),
+    (memory_saver.StepWatch, "begins"),
+    (memory_saver.StepWatch, "surroundings"),
+    (StepRecorder, "__init__"),
     (StepRecorder, "_note"),
     (StepRecorder, "_note_use"),
+    (StepRecorder, "_read_graph"),
     (StepRecorder, "finish"),
-    (memory_saver.PinningFollower, "_pack"),
-    (memory_saver.PinningFollower, "_follow"),
-    (memory_saver.PinnedFollower, "_hold"),
-    (memory_saver.PinnedFollower, "finish"),
+    (EncodingTrials, "try_content"),
+    (EncodingTrials, "options"),
+    (StepCuts, "__init__"),
+    (StepCuts, "select"),
+    (BackwardModel, "memory"),
+    (planner, "rows"),
+    (planner, "plan_timeline"),
+    (memory_saver.FollowedPlan, "of"),
+    (PlanFollower, "__init__"),
+    (PlanFollower, "_pack"),
+    (PlanFollower, "_follow"),
+    (PlanFollower, "finish"),
     (CallTemplate, "of"),
 ]
 
@@ -263,10 +284,6 @@ def test_a_failure_of_ours_ends_the_remedy_and_not_the_training(
     plain = nn.Sequential(*(part for _ in range(4) for part in copy.deepcopy(block)))
     model = copy.deepcopy(plain)
     expected = trained(plain)
-    if name == "plan_step":
-        from stepscope.fix.saved import known_pass
-
-        place = known_pass
     monkeypatch.setattr(place, name, broken)
     saver = save_memory(model)
     assert same_bits(expected, trained(model))

@@ -13,7 +13,7 @@ import torch
 
 from stepscope.errors import UsageError
 from stepscope.fix.model_structure import is_compiled
-from stepscope.fix.saved.memory_saver import MemorySaver, ModuleHooks
+from stepscope.fix.saved.memory_saver import MemorySaver
 from stepscope.fix.saved.save_plan import SavePlan
 from stepscope.fix.saved.step_record import LOSSY
 from stepscope.records.change_values import MemoryTarget, batch_factor, size_in_bytes
@@ -119,7 +119,6 @@ class CompiledSaver(MemorySaver):
         self._share = share
         self._patches: list[Any] = []
         self._handles = []
-        self._inner = ModuleHooks(self._enters_inner, self._leaves_inner)
         self._compiled_call = model._compiled_call_impl
         if self._compiled_call is not None:  # hooks would be compiled, too
             model._compiled_call_impl = self._call

@@ -1,67 +1,90 @@
-"""What `save_memory` returns: the first passes are recorded, later ones keep less for backward."""
+"""What `save_memory` returns: one pass is recorded, later ones follow the plan and keep less."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stepscope.fix.model_structure import is_compiled
-from stepscope.fix.saved.encodings.offload import COPY_WAITS
 from stepscope.fix.saved.follower import (
     FollowedPlan,
     PassReport,
     PlanFollower,
-    is_following,
     other_hooks_are_active,
     unpack_held,
 )
-from stepscope.fix.saved.known_pass import (
-    KnownPass,
-    check_steps,
-    completed,
-    device_of,
-    is_running,
-    pass_key,
-)
-from stepscope.fix.saved.operators import is_capturing, is_plain
-from stepscope.fix.saved.pin_plan import pin_plan
-from stepscope.fix.saved.pinned_follower import PinnedFollower
-from stepscope.fix.saved.pinned_plan import PinningFollower
-from stepscope.fix.saved.planner import PlannedStep, plan_step, without_repeating
+from stepscope.fix.saved.operators import is_capturing, is_plain, tensors_in
+from stepscope.fix.saved.planner import PlannedStep, plan_nothing, plan_step
 from stepscope.fix.saved.recorder import StepRecorder
+from stepscope.fix.saved.step_promise import SavePromise, promise
+from stepscope.fix.saved.step_record import StepRecord
 from stepscope.fix.saved.step_times import (
     FOLLOWED,
-    LEAST_PLAIN,
+    PLAIN,
     RECORDED,
-    AddedTime,
-    BackwardPeaks,
+    BackwardReadings,
     StepWatch,
+    following_costs,
 )
 from stepscope.records.change_values import MemoryTarget
-from stepscope.text.figures import duration, percent, size
+from stepscope.text.figures import percent
 
 if TYPE_CHECKING:
     from stepscope.fix.saved.save_plan import SavePlan
-    from stepscope.fix.saved.step_record import StepRecord
 
 _MOST_PLANS = 8  # one for each combination of input shapes
-_NOTHING = frozenset[int]()
-# What `_start_over` sets.
-_OF_PASSES = frozenset(
+_MOST_DEVIATIONS = 3  # in a row: then that plan is given up
+_LEAST_PLAIN = 4  # passes before the recorded one, where steps are timed
+_CHECKED_AFTER = 12  # passes that followed the plan
+_TOLERANCE = 1.1  # of the time allowed: steps vary
+_OF_PASSES = frozenset(  # what `_start_over` sets
     ("_passes", "_depth", "_caller", "_handled", "_stack", "_watch", "_active", "_current")
 )
+
+
+@dataclass(slots=True)
+class _KnownPass:
+    """Passes with inputs of one kind. The plan is made when it is first asked for: by then the
+    recorded step's backward has run, and the allocator has told what it needed."""
+
+    key: Any
+    seen: int = 0
+    record: StepRecord | None = None
+    readings: BackwardReadings | None = None  # of the recorded pass's backward
+    planned: PlannedStep | None = None
+    followed: FollowedPlan | None = None
+    report: PassReport | None = None  # of the first pass that followed the plan
+    deviations: int = 0  # in a row
+    followed_passes: int = 0
+    checked: bool = False  # the plan's steps were compared with plain ones
+    given_up: bool = False
+
+    def use(self, planned: PlannedStep) -> None:
+        self.planned, self.followed, self.report = planned, FollowedPlan.of(planned.plan), None
+
+    def unpack_recorded(self, recorder: StepRecorder, held: Any) -> Any:
+        """Backward reads the recorded pass: what is allocated then says what a step needs."""
+        if self.readings is not None:
+            try:
+                self.readings.reads(held.number)
+            except Exception:  # the plan is made without them
+                self.readings = None
+        return recorder.unpack(held)
 
 
 class MemorySaver:
     """Attached to a model. `plan` is the latest one, None before a pass was recorded; `notes` say
     what could not be done, `ended` why nothing is done any more. `remove()` leaves the model as it
     was."""
+
+    planning_ns = 0  # that all plans took
 
     def __init__(
         self,
@@ -83,7 +106,6 @@ class MemorySaver:
         self._given = plan
         self._latest: SavePlan | None = plan
         self._start_over()
-        self._inner = ModuleHooks(self._enters_inner, self._leaves_inner)
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enters, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leaves, with_kwargs=True, always_call=True),
@@ -91,14 +113,14 @@ class MemorySaver:
 
     def _start_over(self) -> None:
         """No pass has been seen, and none is under way."""
-        self._passes: dict[Any, KnownPass] = {}
+        self._passes: dict[Any, _KnownPass] = {}
         self._depth = 0
         self._caller: Any = None  # the frame that runs the model's forward
         self._handled: BaseException | None = None  # the error that was handled when it began
         self._stack: ExitStack | None = None
         self._watch = StepWatch()
         self._active: StepRecorder | PlanFollower | None = None
-        self._current: KnownPass | None = None
+        self._current: _KnownPass | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model has a saver of its own, which records its own passes: what this one
@@ -124,7 +146,11 @@ class MemorySaver:
         if self.ended is not None:
             return True
         return bool(self._passes) and all(
-            known.settled or (known.followed is not None and not self._follows(known.followed))
+            known.given_up
+            or (
+                known.followed is not None
+                and (not self._follows(known.followed) or self._stays(known))
+            )
             for known in self._passes.values()
         )
 
@@ -137,21 +163,23 @@ class MemorySaver:
     @property
     def promise(self) -> SavePromise | None:
         """Peak and time of a step with the latest plan; None before a pass was recorded. It becomes
-        better when the recorded step's backward has run, when more steps have been timed, and when
-        the plan's own steps were."""
-        recorded = [known for known in self._passes.values() if known.record is not None]
-        if not recorded:
-            return None
-        self._make_plan(recorded[-1])
-        planned, step_ns = recorded[-1].planned, self._watch.plain_ns(recorded[-1].key)
-        added = recorded[-1].added
-        return None if planned is None else promise(planned, step_ns=step_ns, added=added)
+        better when the recorded step's backward has run, and when steps were timed."""
+        with self._unharmed():
+            recorded = [known for known in self._passes.values() if known.record is not None]
+            if recorded:
+                self._make_plan(recorded[-1])
+                planned, key = recorded[-1].planned, recorded[-1].key
+                tried_ns = self._watch.step_ns(key, FOLLOWED) if recorded[-1].checked else None
+                if planned is not None:
+                    step_ns = self._watch.step_ns(key, PLAIN)
+                    return promise(planned, step_ns=step_ns, tried_ns=tried_ns)
+        return None
 
     @property
     def measured_step_ns(self) -> int | None:
         """Return the median step with the latest plan; None before there were two."""
         followed = [known for known in self._passes.values() if known.report is not None]
-        return self._watch.typical_ns(followed[-1].key, FOLLOWED) if followed else None
+        return self._watch.step_ns(followed[-1].key, FOLLOWED) if followed else None
 
     def remove(self) -> None:
         self._end_interrupted()
@@ -161,7 +189,6 @@ class MemorySaver:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._inner.keep_on(set(), set())
 
     @contextmanager
     def forward(self, *inputs: Any) -> Iterator[None]:
@@ -228,76 +255,57 @@ class MemorySaver:
         known = self._known(inputs)
         if known is None or known.given_up:
             return
-        if known.peaks is not None:
-            known.peaks.end()
+        if known.readings is not None:
+            known.readings.end()
         self._make_plan(known)
-        # A pinned plan waits for nothing and decides by host facts: a graph can hold it.
-        if is_capturing() and not known.counted:
+        if is_capturing() and known.report is None:
             self._note(
                 "a CUDA graph was captured before the plan was active, so everything stays "
                 "saved in it. Run a few steps before the capture"
             )
             return
-        if self._watches(known) and (part := compiled_part(self._model)) is not None:
+        known.seen += 1
+        self._watch.begins(known.key, _device_of(self._model))
+        follows = known.followed is not None and self._follows(known.followed)
+        records = known.followed is None and known.seen > self._plain_passes()
+        if not follows and not records:
+            return
+        part = compiled_part(self._model)
+        if part is not None:
             self._stop(COMPILED_PART.format(part=part))
             return
-        known.seen += 1
-        self._watch.begins(known.key, device_of(self._model))
-        self._act(known)
-
-    def _act(self, known: KnownPass) -> None:
-        """Record the pass, or follow the plan in it."""
         active: StepRecorder | PlanFollower
         unpack: Any = unpack_held
-        if known.followed is None and known.seen > self._plain_passes():
-            active = self._recorder(known)
-            unpack = functools.partial(known.unpack_recorded, active)
-            self._watch.is_of(RECORDED)
-        elif known.followed is not None and self._follows(known.followed):
-            active = self._follower(known, known.followed)
-            self._watch.is_of(FOLLOWED)
+        if known.followed is not None:
+            active = PlanFollower(known.followed, self._owned() if known.report is None else None)
         else:
-            return
+            active = StepRecorder(self._model, lossy=self._lossy, heavy=self._target.heavy)
+            unpack = functools.partial(known.unpack_recorded, active)
+        self._watch.is_of(FOLLOWED if follows else RECORDED)
         self._active, self._current, self._stack = active, known, ExitStack()
-        if isinstance(active, PinnedFollower):
-            self._stack.callback(active.stop)
-            active.start()
-            return
-        if isinstance(active, (StepRecorder, PinningFollower)):
+        if isinstance(active, StepRecorder):
             self._stack.callback(active.detach)
         hooks = torch.autograd.graph.saved_tensors_hooks(active.pack, unpack)
         self._stack.enter_context(hooks)
         self._stack.enter_context(active)
 
-    def _recorder(self, known: KnownPass) -> StepRecorder:
-        return StepRecorder(
-            self._model, lossy=self._lossy, heavy=self._target.heavy, node_ran=known.node_ran
-        )
-
-    def _watches(self, known: KnownPass) -> bool:
-        """Whether operators pass through Python now, which compiled code cannot."""
-        if known.followed is None:
-            return known.seen >= self._plain_passes()
-        return known.pinned is None or bool(known.pinned.dispatched)
-
     def _plain_passes(self) -> int:
         """Before the recorded one."""
-        timed = self._target.max_slowdown is not None and self._watch.device.type != "cpu"
-        return max(self._warmup, LEAST_PLAIN) if timed else self._warmup
+        return max(self._warmup, _LEAST_PLAIN) if self._is_timed() else self._warmup
+
+    def _is_timed(self) -> bool:
+        """On a CPU a plan counts all its costs; on a GPU only its steps show what they hide."""
+        on_gpu = _device_of(self._model).type == "cuda"
+        return on_gpu and self._target.max_slowdown is not None
+
+    def _stays(self, known: _KnownPass) -> bool:
+        return known.checked if self._is_timed() else known.followed_passes > 0
 
     def _end_interrupted(self) -> None:
         """Ctrl-C ends a pass without torch calling any hook."""
-        if self._caller is not None and not is_running(self._caller):
+        if self._caller is not None and not _is_running(self._caller):
             self._depth = 1
             self._end(None, failed=True)
-
-    def _follower(self, known: KnownPass, followed: FollowedPlan) -> PlanFollower:
-        if known.pinned is not None:
-            count = not known.counted
-            return PinnedFollower(known.pinned, self._owned() if count else _NOTHING, count=count)
-        if known.must_watch:
-            return PlanFollower(followed, _NOTHING, count=False)
-        return PinningFollower(followed, self._owned(), self._model)
 
     def _end(self, output: Any, *, failed: bool = False) -> None:
         if self.ended is not None:
@@ -307,107 +315,106 @@ class MemorySaver:
             return
         active, known, stack = self._active, self._current, self._stack
         self._active = self._current = self._stack = self._caller = self._handled = None
-        if stack is None:
+        if stack is None or known is None:
             return
         stack.close()
-        try:
-            if known is not None and not failed:
-                self._end_whole(known, active, output)
-        finally:
-            if isinstance(active, PinningFollower):
-                active.forget()
-
-    def _end_whole(self, known: KnownPass, active: Any, output: Any) -> None:
+        if failed:
+            return
         if isinstance(active, PlanFollower):
             self._end_followed(known, active)
-            return
-        if active.failure is not None:
-            raise active.failure
-        record = active.finish(output)
-        if ran_compiled_code(record):
+        elif active is not None:
+            self._end_recorded(known, active, output)
+
+    def _end_recorded(self, known: _KnownPass, recorder: StepRecorder, output: Any) -> None:
+        if recorder.failure is not None:
+            raise recorder.failure
+        record = recorder.finish(output)
+        if any(use.consumer.startswith(_COMPILED_NODE) for use in record.uses):
             self._stop(COMPILED_PART.format(part="a function that it calls"))
             return
-        parameters = list(self._model.parameters())
-        known.record = completed(record, known.key, self._watch, self._target, parameters)
-        known.peaks = BackwardPeaks(self._watch.device)
+        watch_ns, repeat_ns = following_costs()
+        known.record = replace(
+            record,
+            watch_ns=watch_ns,
+            repeat_ns=repeat_ns,
+            slack_ns=self._watch.slack_ns(known.key),
+            surroundings=self._watch.surroundings(list(self._model.parameters())),
+            measured_step_ns=self._watch.step_ns(known.key, PLAIN),
+        )
+        known.readings = BackwardReadings(self._watch.device)
 
-    def _end_followed(self, known: KnownPass, active: PlanFollower) -> None:
-        report = active.finish(_NOTHING if known.counted else self._owned())
+    def _end_followed(self, known: _KnownPass, follower: PlanFollower) -> None:
+        report = follower.finish(self._owned() if known.report is None else None)
         if report.failure is not None:
             raise report.failure
-        for note in known.saw(report, pinned=isinstance(active, PinnedFollower)):
-            self._note(note)
         if report.uncaptured:
             self._note(
                 "a CUDA graph was captured. What is planned as "
-                f"{', '.join(sorted(report.uncaptured))} stays saved in it, because it needs "
-                "the CPU or its size varies from step to step"
+                f"{', '.join(sorted(report.uncaptured))} stays saved in it, because its size "
+                "varies from step to step"
             )
         if report.deviation is not None:
+            self._deviated(known, report.deviation)
             return
-        if isinstance(active, PinningFollower):
-            self._pin(known, active, report)
-        elif not known.counted:
-            known.report, known.counted = report, True
+        known.deviations = 0
+        known.report = known.report or report
         known.followed_passes += 1
-        if known.is_due and not is_capturing():
-            before = known.planned
-            said = check_steps(known, self._watch, self._target)
-            if known.planned is not before:
-                self._watch.forget_followed()
-                self._latest = known.planned.plan if known.planned is not None else None
-            if said is not None:
-                self._note(said)
+        is_due = known.followed_passes > _CHECKED_AFTER and not known.checked
+        if is_due and self._is_timed() and not is_capturing():
+            self._check(known)
 
-    def _make_plan(self, known: KnownPass) -> None:
-        before = known.planned
-        known.make_plan(self._target)
-        if known.planned is not None and known.planned is not before:
-            self._latest = known.planned.plan
+    def _deviated(self, known: _KnownPass, why: str) -> None:
+        self._note(f"a pass differed from the recorded one, so its rest stays saved: {why}")
+        known.deviations += 1
+        if known.deviations >= _MOST_DEVIATIONS:
+            known.given_up = True
+            self._note(
+                f"{_MOST_DEVIATIONS} passes in a row differed. From now on everything stays "
+                "saved for inputs of these shapes. The model's operators change from pass to "
+                "pass"
+            )
 
-    def _pin(self, known: KnownPass, active: PinningFollower, report: PassReport) -> None:
-        """Operators that later passes cannot recognise are planned as kept. Only where the target
-        is missed without them, every operator stays watched."""
-        pinned = pin_plan(active)
-        if pinned.lost and known.record is not None:
-            known.record = without_repeating(known.record, pinned.lost)
-            other = plan_step(known.record, self._target)
-            met = known.planned is not None and known.planned.meets_target
-            if met and not other.meets_target:
-                known.must_watch, known.counted, known.report = True, True, report
-                self._note(
-                    "some operators cannot be recognized by what they save, so all are watched"
-                )
-            else:
-                known.use(other)
-                self._latest = other.plan
+    def _check(self, known: _KnownPass) -> None:
+        """Correct the plan once, where its steps are slower than allowed."""
+        known.checked = True
+        plain_ns = self._watch.step_ns(known.key, PLAIN)
+        followed_ns = self._watch.step_ns(known.key, FOLLOWED)
+        limit, record, planned = self._target.max_slowdown, known.record, known.planned
+        if plain_ns is None or followed_ns is None or record is None or planned is None:
             return
-        known.pinned, known.report = pinned, report
-        if self._target.max_slowdown is not None and not known.decided:
-            COPY_WAITS.begin()  # of the passes that follow
-        plans = [one.pinned for one in self._passes.values() if one.pinned is not None]
-        self._inner.keep_on(
-            set().union(*(plan.entered_modules() for plan in plans)),
-            set().union(*(plan.left_modules() for plan in plans)),
-        )
+        share = followed_ns / plain_ns - 1
+        if limit is None or share <= _TOLERANCE * limit:
+            return
+        planned_ns = max(1, planned.plan.extra_ns)
+        dearer = max(1.0, (followed_ns - plain_ns) / planned_ns)
+        other = plan_step(replace(record, dearer=dearer), self._target)
+        said = f"steps took {percent(share)} longer than plain ones, {percent(limit)} are allowed"
+        if other.plan.changes_something() and other.plan.extra_ns < planned_ns * dearer:
+            self._note(f"{said}: the plan was corrected once")
+        else:
+            said += (
+                ". The CPU cannot hide the plan's work, so everything stays saved. Compiling "
+                "needs none: save_memory(model, compile=True)"
+            )
+            self._note(said)
+            other = plan_nothing(record, self._target, said)
+        self._watch.forget_followed()
+        known.use(other)
+        self._latest = other.plan
 
-    def _enters_inner(self, module: Any, args: Any) -> None:
-        del args
-        if isinstance(self._active, PinnedFollower):
-            try:
-                self._active.enter_module(module)
-            except Exception as error:  # the training goes on without us
-                self._active.fails(error)
+    def _make_plan(self, known: _KnownPass) -> None:
+        """Once more if backward has run since; a plan that is carried out stays."""
+        if known.record is None or known.followed_passes:
+            return
+        readings = () if known.readings is None else tuple(known.readings.readings)
+        if known.planned is None or len(readings) > len(known.record.readings):
+            began = time.perf_counter_ns()
+            known.record = replace(known.record, readings=readings)
+            known.use(plan_step(known.record, self._target))
+            self.planning_ns += time.perf_counter_ns() - began
+            self._latest = known.planned.plan if known.planned is not None else None
 
-    def _leaves_inner(self, module: Any, args: Any, output: Any = None) -> None:
-        del args
-        if isinstance(self._active, PinnedFollower):
-            try:
-                self._active.leave_module(module, output)
-            except Exception as error:  # the training goes on without us
-                self._active.fails(error)
-
-    def _known(self, inputs: Any) -> KnownPass | None:
+    def _known(self, inputs: Any) -> _KnownPass | None:
         key = pass_key(self._model, inputs)
         known = self._passes.get(key)
         if known is None and len(self._passes) >= _MOST_PLANS:
@@ -417,7 +424,7 @@ class MemorySaver:
             )
             return None
         if known is None:
-            known = self._passes[key] = KnownPass(key=key, followed=self._plan_for_another())
+            known = self._passes[key] = _KnownPass(key=key, followed=self._plan_for_another())
         return known
 
     def _plan_for_another(self) -> FollowedPlan | None:
@@ -437,7 +444,7 @@ class MemorySaver:
                 "torch.func transforms allow no hooks, so everything stays saved inside them"
             )
             return False
-        if other_hooks_are_active() or is_following():
+        if other_hooks_are_active():
             self._note(
                 "saved-tensor hooks are active around the model (checkpointing, offloading). "
                 "They come first, and save_memory leaves everything to them"
@@ -454,141 +461,31 @@ class MemorySaver:
             self.notes.append(text)
 
 
-# What a plan promises: peak memory and time of a step, with intervals.
-#
-# The allocator's readings of the recorded pass's backward hold everything that is there anyway:
-# weights, gradients, the batch, outputs, the loss. The plan changes only what is kept and made
-# again.
-
-_GUESSED_DOUBT = 0.30  # of a step that was worked out from its forward pass
-_STEP_DOUBT = 0.03  # of a measured one
+# What tells passes apart: inputs, training and autocast. Each kind has a plan of its own.
 
 
-@dataclass(frozen=True, slots=True)
-class _Spread:
-    """Quantiles of what was measured, over what was promised."""
-
-    peak: tuple[float, float]
-    extra: tuple[float, float]  # of what recomputing and encoding add to a step
-
-
-# On CPUs: benchmarks/measured/save_memory_residuals_cpu.json, the range of eight trainings.
-_ON_CPU = _Spread(peak=(0.99, 1.04), extra=(0.95, 1.71))
-# On GPUs: benchmarks/measured/save_memory_h200.json, plans for 5%. Unread ones are a guess.
-_READ = _Spread(peak=(0.96, 1.04), extra=(0.5, 1.6))  # the recorded step's backward was read
-_UNREAD = _Spread(peak=(0.90, 1.10), extra=(0.5, 1.6))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavePromise:
-    """Of one step with the plan. Peaks are of the whole step if `whole_step`, else of what backward
-    keeps; times are of a step if `measured_step`, else worked out from the forward pass. Once the
-    plan was tried (`tried_step`), the step is what its first steps took, and `planned_step_ns` what
-    was planned before."""
-
-    peak_bytes_before: int
-    peak_bytes: int
-    peak_low_bytes: int
-    peak_high_bytes: int
-    step_ns_before: int
-    step_ns: int
-    step_low_ns: int
-    step_high_ns: int
-    whole_step: bool
-    measured_step: bool
-    planned_step_ns: int = 0
-    tried_step: bool = False
-
-    def __str__(self) -> str:
-        of = "The step's peak" if self.whole_step else "The peak of what is saved for backward"
-        slower = percent(self.step_ns / max(1, self.step_ns_before) - 1)
-        return (
-            f"{of} goes from {size(self.peak_bytes_before)} to {size(self.peak_bytes)} "
-            f"({size(self.peak_low_bytes)} to {size(self.peak_high_bytes)}). A step takes "
-            f"{duration(self.step_ns)} instead of {duration(self.step_ns_before)}, {slower} "
-            f"more ({duration(self.step_low_ns)} to {duration(self.step_high_ns)})."
-        )
-
-
-def promise(
-    planned: PlannedStep, *, step_ns: int | None = None, added: AddedTime | None = None
-) -> SavePromise:
-    """`step_ns` is what a step without the plan took; `added` what the plan's own steps took over
-    that, when it was tried."""
-    plan = planned.plan
-    before, after, spread = _peaks(planned)
-    least = plan.saved_bytes if plan.step_peak_bytes is None else 0
-    base_ns = step_ns or plan.step_ns
-    planned_ns, low_ns, high_ns = _planned_step(planned, spread, step_ns)
-    tried_ns = planned_ns
-    if added is not None:
-        base_ns, tried_ns = added.plain_ns, added.followed_ns
-        doubt_ns = max(added.doubt_ns, _STEP_DOUBT * tried_ns)
-        low_ns, high_ns = tried_ns - doubt_ns, tried_ns + doubt_ns
-    return SavePromise(
-        peak_bytes_before=before,
-        peak_bytes=after,
-        peak_low_bytes=max(least, round(after * spread.peak[0])),
-        peak_high_bytes=round(after * spread.peak[1]),
-        step_ns_before=base_ns,
-        step_ns=tried_ns,
-        step_low_ns=round(low_ns),
-        step_high_ns=round(high_ns),
-        whole_step=plan.step_peak_bytes is not None,
-        measured_step=step_ns is not None or added is not None,
-        planned_step_ns=planned_ns,
-        tried_step=added is not None,
-    )
-
-
-def _planned_step(
-    planned: PlannedStep, spread: _Spread, step_ns: int | None
-) -> tuple[int, float, float]:
-    """With its interval. The host may need longer than the device: more than its slack."""
-    plan = planned.plan
-    base_ns = step_ns or plan.step_ns
-    doubt = _STEP_DOUBT if step_ns else _GUESSED_DOUBT
-    extra_ns = max(plan.extra_ns, planned.host_late_ns)
+def pass_key(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
+    kinds = ("cpu", "cuda")
+    found = tensors_in(list(inputs) if isinstance(inputs, tuple) else inputs)
     return (
-        base_ns + extra_ns,
-        base_ns * (1 - doubt) + spread.extra[0] * plan.extra_ns,
-        base_ns * (1 + doubt) + spread.extra[1] * extra_ns,
+        model.training,
+        tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in found),
+        tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds),
     )
 
 
-def _peaks(planned: PlannedStep) -> tuple[int, int, _Spread]:
-    """Without and with the plan, and how far the latter may be off."""
-    plan = planned.plan
-    if plan.step_peak_bytes is None or plan.step_peak_bytes_before is None:
-        return plan.peak_bytes_before, plan.peak_bytes, _ON_CPU
-    spread = _READ if planned.read else _UNREAD
-    return plan.step_peak_bytes_before, plan.step_peak_bytes, spread
+def _device_of(model: torch.nn.Module) -> torch.device:
+    """Return the device of the first parameter."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
-# Hooks on inner modules: on those that plans ask about now, and on no others.
-
-
-class ModuleHooks:
-    """Torch calls a module without hooks in less time: what earlier plans needed is taken away."""
-
-    def __init__(self, enters: Callable[..., None], leaves: Callable[..., None]) -> None:
-        self._enters = enters
-        self._leaves = leaves
-        self._on_entry: dict[torch.nn.Module, Any] = {}
-        self._on_exit: dict[torch.nn.Module, Any] = {}
-
-    def keep_on(self, entered: set[torch.nn.Module], left: set[torch.nn.Module]) -> None:
-        """Whether `enters` and `leaves` are called for a module."""
-        for unneeded in self._on_entry.keys() - entered:
-            self._on_entry.pop(unneeded).remove()
-        for unneeded in self._on_exit.keys() - left:
-            self._on_exit.pop(unneeded).remove()
-        for module in entered - self._on_entry.keys():
-            handle = module.register_forward_pre_hook(self._enters, prepend=True)
-            self._on_entry[module] = handle
-        for module in left - self._on_exit.keys():
-            handle = module.register_forward_hook(self._leaves, always_call=True)
-            self._on_exit[module] = handle
+def _is_running(frame: Any) -> bool:
+    """Whether it is one of those that called this."""
+    current: Any = sys._getframe(1)
+    while current is not None and current is not frame:
+        current = current.f_back
+    return current is not None
 
 
 # Which parts of a model torch.compile has taken.
@@ -604,8 +501,3 @@ _COMPILED_NODE = "CompiledFunctionBackward"
 def compiled_part(model: torch.nn.Module) -> str | None:
     """The first compiled module; None where all is eager."""
     return next((name for name, module in model.named_modules() if is_compiled(module)), None)
-
-
-def ran_compiled_code(record: StepRecord) -> bool:
-    """Also of a compiled function that no module shows."""
-    return any(use.consumer.startswith(_COMPILED_NODE) for use in record.uses)

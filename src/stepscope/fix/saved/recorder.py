@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepscope.fix.saved import encodings
 from stepscope.fix.saved.encodings import Geometry
 from stepscope.fix.saved.encodings.encoded import same_bits
-from stepscope.fix.saved.encodings.registry import EncodingTrials, OutcomeCosts
-from stepscope.fix.saved.norm_recompute import AgainFound, AgainTrials
+from stepscope.fix.saved.encodings.registry import EncodingTrials
 from stepscope.fix.saved.operators import (
     OperatorClock,
     facts,
@@ -58,13 +57,12 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         *,
         lossy: str | None = None,
         heavy: bool = False,
-        node_ran: Callable[[], None] | None = None,
     ) -> None:
-        """`node_ran` is called in backward, after each node that reads something."""
         super().__init__()
         self._heavy = heavy
-        self._node_ran = node_ran
-        self._same_again: dict[int, torch.Tensor] = {}  # by operator: whether it gave the same bits
+        # By kind of operator: whether it gave the same bits when it was repeated.
+        self._same_again: dict[tuple[Any, ...], torch.Tensor | None] = {}
+        self._kinds: list[tuple[Any, ...]] = []  # of the operators
         self.failure: Exception | None = None  # of ours: the rest of the pass is not recorded
         parameters = list(model.parameters())
         held = [*parameters, *model.buffers()]
@@ -78,9 +76,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._nodes: dict[int, Any] = {}
         self._clock = OperatorClock(self._device)
         self._trials = EncodingTrials(self._device, lossy)
-        self._outcome_costs = OutcomeCosts(self._device)
-        self._again = AgainTrials(self._device)
-        self._found_again: dict[int, AgainFound] = {}  # by operator
         self._modules: list[str] = []
         self._handles: list[Any] = []
         self._busy = False
@@ -97,6 +92,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     def ignore_compile_internals(cls) -> bool:
         """Else torch would run compiled functions as they are written, for good."""
         return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports its compiler, and asks it at every operator."""
+        return False
 
     # modules
 
@@ -155,8 +155,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         copied = [self._is_copied(tensor, written) for tensor in read] if refusal is None else []
         if any(one and copied_bytes(t) is None for t, one in zip(read, copied, strict=False)):
             refusal = "reads a part of what the pass did not make"
-        if refusal is None and fresh and not self._repeats(func, args, kwargs, result):
-            refusal = "differs when it is repeated"
+        kind = (func, tuple(map(_layout, given)), _numbers(args), _numbers(kwargs))
+        self._kinds.append(kind)
+        if refusal is None and fresh and kind not in self._same_again:
+            self._same_again[kind] = self._repeats(func, args, kwargs, result)
         inputs = tuple(
             self._values.copy_of(tensor)
             if refusal is None and copied[place]
@@ -167,12 +169,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             self._values.add(tensor, len(self._calls), self._module) for tensor in fresh
         )
         self._find_encodings(func, args, inputs, outputs, made)
-        again = None
-        if refusal is None and made:
-            again = self._again.tried(func, args, inputs, result, self._values.of(made[0]))
-        if again is not None:
-            self._found_again[len(self._calls)] = again
-            self._values.need(self._values.of(tensor) for tensor in made[1:])
         self._calls.append(
             RecordedCall(
                 name=str(func),
@@ -180,7 +176,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
                 outputs=outputs,
                 took_ns=0,
                 refusal=refusal,
-                again=None if again is None else again.how,
                 heavy=heavy and refusal is None,
             )
         )
@@ -191,23 +186,25 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         in_place = tensor.untyped_storage()._cdata in storages
         return not in_place and self._values.must_be_copied(tensor)
 
-    def _repeats(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
+    def _repeats(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> torch.Tensor | None:
         """Run it once more: libraries may choose otherwise each time. `finish` asks for the answer,
         which comes from the device. An operator that writes to its argument can not be tried."""
+        yes = torch.ones((), dtype=torch.bool)
         if facts(func).written:
-            return True
+            return yes
         try:
             with torch.no_grad():
                 again = list(tensors_in(func(*repeatable_arguments(func, args), **kwargs)))
         except torch.OutOfMemoryError:
-            return False
+            return None
         first = list(tensors_in(result))
         if [_layout(one) for one in again] != [_layout(one) for one in first]:
-            return False
+            return None
         pairs = zip(again, first, strict=True)
         same = [same_bits(one.flatten(), other.detach().flatten()) for one, other in pairs]
-        self._same_again[len(self._calls)] = torch.stack(same).all() if len(same) > 1 else same[0]
-        return True
+        return torch.stack(same).all() if same else yes
 
     def _find_encodings(
         self,
@@ -286,7 +283,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         roots = [tensor.grad_fn for tensor in tensors_in(output)] + list(self._nodes.values())
         self._read_graph(node for node in roots if node is not None)
         self._nodes.clear()
-        self._again.end()
         returned = [self._values.of(tensor) for tensor in tensors_in(output) if is_plain(tensor)]
         calls = list(self._proven_calls(returned))
         return StepRecord(
@@ -295,15 +291,15 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             uses=tuple(self._uses),
             outputs=tuple(dict.fromkeys(returned)),
             on_host=self._device.type == "cpu",
-            launch_ns=round(median(self._clock.issued_ns)) if self._clock.issued_ns else 0,
         )
 
     def _proven_calls(self, returned: list[int]) -> Iterator[RecordedCall]:
         """What the pass returns is the caller's, who may change it before backward: autograd allows
         that for what it does not keep itself."""
         unguarded = set(returned) - {use.value for use in self._uses}
-        for number, call in enumerate(self._timed_calls()):
-            if number in self._same_again and not bool(self._same_again[number]):
+        same = {kind: one is not None and bool(one) for kind, one in self._same_again.items()}
+        for kind, call in zip(self._kinds, self._timed_calls(), strict=True):
+            if call.refusal is None and not same.get(kind, True):
                 yield replace(call, refusal="differs when it is repeated")
             elif call.refusal is None and not unguarded.isdisjoint(call.inputs):
                 yield replace(call, refusal="reads what the pass returns")
@@ -312,19 +308,13 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _timed_calls(self) -> list[RecordedCall]:
         """Operators of one kind and size took as long as the median of them: layers are alike."""
-        records = self._values.records
-        kinds = [
-            (call.name, *(records[value].size_bytes for value in (*call.inputs, *call.outputs)))
-            for call in self._calls
-        ]
         measured = defaultdict[tuple[Any, ...], list[int]](list)
-        for kind, took_ns in zip(kinds, self._clock.took_ns(), strict=True):
+        for kind, took_ns in zip(self._kinds, self._clock.took_ns(), strict=True):
             measured[kind].append(took_ns)
         typical = {kind: round(median(times)) for kind, times in measured.items()}
-        cheaper = {number: found.cost_ns for number, found in self._found_again.items()}
         return [
-            replace(call, took_ns=typical[kind], cheaper_ns=cheaper.get(number))
-            for number, (kind, call) in enumerate(zip(kinds, self._calls, strict=True))
+            replace(call, took_ns=typical[kind])
+            for kind, call in zip(self._kinds, self._calls, strict=True)
         ]
 
     def _read_graph(self, roots: Iterable[Any]) -> None:
@@ -348,9 +338,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
                 getattr(node, name)
             except RuntimeError:  # freed, or changed in place: backward itself reports it
                 continue
-        if self._met and self._node_ran is not None:
-            node_ran = self._node_ran
-            node.register_hook(lambda _inputs, _outputs: node_ran())
         for recorded in self._met:
             if isinstance(recorded, _RecordedTensor):
                 use = self._uses[recorded.number]
@@ -371,12 +358,21 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             return ()
         count = math.prod(use.shape)
         held_bytes = encodings.outcome_bytes(spec, count)
-        cost_ns = self._outcome_costs.cost_ns(spec, dtype, count)
+        cost_ns = self._trials.use_cost_ns(spec, dtype, count)
         return (HoldingOption(encoding=spec, held_bytes=held_bytes, cost_ns=cost_ns),)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.untyped_storage().nbytes()
+
+
+def _numbers(value: Any) -> Any:
+    """Arguments without their tensors, to compare."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_numbers, value))
+    if isinstance(value, dict):
+        return tuple((name, _numbers(one)) for name, one in value.items())
+    return None if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _is_positive(factor: Any) -> bool:
@@ -463,17 +459,11 @@ class RecordedValues:
             producer=None,
             owned=False,
             overwritten=False,
-            needed_again=False,
             copied=True,
         )
         self.copies[value, geometry] = len(self.records)
         self.records.append(copy)
         return self.copies[value, geometry]
-
-    def need(self, values: Iterable[int]) -> None:
-        """To repeat the operator that made them."""
-        for number in values:
-            self.records[number] = replace(self.records[number], needed_again=True)
 
     def with_options(self, options: dict[int, tuple[HoldingOption, ...]]) -> list[StepValue]:
         return [

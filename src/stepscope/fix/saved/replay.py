@@ -1,23 +1,21 @@
-"""Repeat operators when backward asks: what the pack hook leaves in the graph, prepared
-calls, and copies of what a pass did not make.
+"""Repeat operators when backward asks: what the pack hook leaves in the graph, and copies of
+what a pass did not make.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.fix.saved.encodings import Encoded, Geometry
 from stepscope.fix.saved.encodings.encoded import same_bits
-from stepscope.fix.saved.norm_recompute import FUSED, NormInputs, normalised
-from stepscope.fix.saved.operators import is_plain, plain_name, tensors_in
+from stepscope.fix.saved.operators import is_plain, tensors_in
 
 # A repeated call holds its inputs: kept tensors, encoded values, or other repeated calls.
 # Everything is freed by reference counts, as soon as autograd drops what it saved. Results that
@@ -100,9 +98,9 @@ class EncodedTensor:
     def unpack(self) -> torch.Tensor:
         if _grad_enabled() or _autocast_enabled():
             with _BelowAutograd(), _WithoutAutocast():
-                decoded = self.encoded.holder()
+                decoded = self.encoded.decode()
         else:
-            decoded = self.encoded.holder()
+            decoded = self.encoded.decode()
         return decoded if self.geometry is None else self.geometry.seen_on(decoded)
 
 
@@ -116,18 +114,12 @@ class ArgumentPlace:
 @dataclass(frozen=True, slots=True)
 class CallTemplate:
     """An operator with its arguments, without their tensors; `written` is the place of the argument
-    that it changes, if it does. `again` is a cheaper way to have its result."""
+    that it changes, if it does."""
 
     operator: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     written: int | None
-    again: str | None = None
-    quickest: list[Any] = field(default_factory=list)  # to call instead, once it was repeated
-
-    @property
-    def normalises(self) -> bool:
-        return self.again is not None and self.again != FUSED
 
     @classmethod
     def of(
@@ -138,8 +130,6 @@ class CallTemplate:
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         """Below autograd."""
-        if self.normalises and self.again is not None:
-            return normalised(self.again, NormInputs(*tensors))
         args = [
             tensors[one.number] if type(one) is ArgumentPlace else _filled(one, tensors)
             for one in self.args
@@ -156,41 +146,57 @@ class CallTemplate:
                 tensor.stride(),
             )
         kwargs = _filled(self.kwargs, tensors) if self.kwargs else self.kwargs
-        if self.quickest:
-            return self.quickest[0](*args, **kwargs)
-        function, result = quickest_call(self.operator, args, kwargs)
-        self.quickest.append(function)
-        return result
+        return self.operator(*args, **kwargs)
 
 
 @dataclass(eq=False, slots=True)
 class RepeatableCall:
-    """One operator call of one forward pass. Its tensors are had from `inputs`; where there is a
-    geometry, it is how the tensor lay in that storage."""
+    """One operator call of one forward pass. A slot is one of the storages that it fills; its
+    result stays until all its users have read it, and another backward pass starts over."""
 
     template: CallTemplate
     inputs: tuple[KeptTensor | EncodedTensor | CallResult, ...]
-    geometries: tuple[Geometry | None, ...]
-    places: tuple[int, ...] = ()  # of the result's tensors: one for each new storage
+    places: tuple[int, ...] = ()  # of the result's tensors: one for each slot
     sizes: tuple[int, ...] = ()  # of these storages
-    parents: tuple[RepeatableCall, ...] = ()  # `calls_among` the inputs
-    users: int = 0
-    left: int = 0  # users that have not read the results yet
-    results: tuple[torch.Tensor, ...] | None = None
+    sources: tuple[tuple[RepeatableCall, int], ...] = ()  # other calls' slots among the inputs
+    users: dict[int, int] = field(default_factory=dict)  # by slot
+    left: dict[int, int] = field(default_factory=dict)  # users that have not read it yet
+    results: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for parent in self.parents:
-            parent.add_user()
+        held = [(one.call, one.slot) for one in self.inputs if type(one) is CallResult]
+        self.sources = tuple(dict.fromkeys(held)) if len(held) > 1 else tuple(held)
+        for call, slot in self.sources:
+            call.add_user(slot)
 
-    def add_user(self) -> None:
-        self.users += 1
-        self.left += 1
+    def add_user(self, slot: int) -> None:
+        self.users[slot] = self.users.get(slot, 0) + 1
+        self.left[slot] = self.left.get(slot, 0) + 1
 
-    def was_read(self) -> None:
-        """After the last user the results go; another backward pass starts over."""
-        self.left -= 1
-        if self.left <= 0:
-            self.results, self.left = None, self.users
+    def was_read(self, slot: int) -> None:
+        self.left[slot] -= 1
+        if self.left[slot] <= 0:
+            self.results.pop(slot, None)
+            if not any(left > 0 for left in self.left.values()):
+                self.left = dict(self.users)
+
+    def run(self, asked: int) -> None:
+        """Its inputs are there; makes what is asked for, and what others have not read yet."""
+        tensors = [
+            held.geometry.seen_on(held.call.results[held.slot])
+            if type(held) is CallResult
+            else held.unpack()
+            for held in self.inputs
+        ]
+        made = list(tensors_in(self.template.run(tensors)))
+        if self.left.get(asked, 0) <= 0:
+            self.left[asked] = self.users.get(asked, 1)
+        for slot, place in enumerate(self.places):
+            _check_size(self, made[place], self.sizes[slot])
+            if self.left.get(slot, 0) > 0:
+                self.results[slot] = made[place]
+        for call, slot in self.sources:
+            call.was_read(slot)
 
 
 @dataclass(eq=False, slots=True)
@@ -204,151 +210,39 @@ class CallResult:
     def unpack(self) -> torch.Tensor:
         with _LOCK:
             call = self.call
-            results = call.results
-            if results is None:
+            if self.slot not in call.results:
                 if _grad_enabled() or _autocast_enabled():
                     with _BelowAutograd(), _WithoutAutocast():
-                        results = _compute(call)
+                        _compute(call, self.slot)
                 else:
-                    results = _compute(call)
-            call.was_read()
-            return self.geometry.seen_on(results[self.slot])
+                    _compute(call, self.slot)
+            result = call.results[self.slot]
+            call.was_read(self.slot)
+            return self.geometry.seen_on(result)
 
 
-def calls_among(inputs: Iterable[Any]) -> tuple[RepeatableCall, ...]:
-    """Each once."""
-    calls = [one.call for one in inputs if type(one) is CallResult]
-    return tuple(dict.fromkeys(calls)) if len(calls) > 1 else tuple(calls)
-
-
-def _compute(target: RepeatableCall) -> tuple[torch.Tensor, ...]:
-    """Run what is missing, inputs first; without recursion, as chains can be long. Results that
-    nobody reads any more go at once: a chain is not there as a whole."""
-    computed: dict[RepeatableCall, tuple[torch.Tensor, ...]] = {}
-    fusions: dict[RepeatableCall, _Fusion | None] = {}
-    waiting = [target]
+def _compute(target: RepeatableCall, asked: int) -> None:
+    """Run what is missing, inputs first; without recursion, as chains can be long."""
+    waiting = [(target, asked)]
     while waiting:
-        call = waiting[-1]
-        if call.results is not None:
-            computed[call] = call.results
-        if call in computed:
+        call, slot = waiting[-1]
+        if slot in call.results:
             waiting.pop()
             continue
-        if call not in fusions:
-            fusions[call] = _fusion(call) if call.template.again == FUSED else None
-        fused = fusions[call]
-        parents = call.parents if fused is None else fused.parents
-        missing = [parent for parent in parents if parent not in computed]
+        missing = [source for source in call.sources if source[1] not in source[0].results]
         if missing:
             waiting.extend(missing)
-            continue
-        if fused is None:
-            computed[call] = call.results = _run(call, computed)
         else:
-            computed[call] = call.results = _run_fused(call, fused, computed)
-        for one in (call, *(() if fused is None else fused.absorbed)):
-            for parent in one.parents:
-                parent.was_read()
-                if parent.results is None:
-                    computed.pop(parent, None)
-    return computed[target]
+            call.run(slot)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fusion:
-    """A norm with a sum and an activation behind it, of which only the last result is asked for."""
-
-    norm: RepeatableCall
-    absorbed: tuple[RepeatableCall, ...]  # with the norm: nobody else reads their results
-    residual: KeptTensor | EncodedTensor | CallResult | None = None
-    activation: str | None = None
-
-    @property
-    def parents(self) -> tuple[RepeatableCall, ...]:
-        added = (self.residual.call,) if isinstance(self.residual, CallResult) else ()
-        return (*self.norm.parents, *added)
-
-
-def _fusion(call: RepeatableCall) -> _Fusion | None:
-    """None where what it follows is there, or is read by others too."""
-    inputs = call.inputs
-    if len(inputs) == 1:
-        before = _absorbable(inputs[0])
-        if before is None:
-            return None
-        if before.template.normalises:
-            return _Fusion(before, (before,), activation=_activation(call))
-        summed = _fusion(before) if before.template.again == FUSED else None
-        if summed is None or summed.activation is not None:
-            return None
-        absorbed = (*summed.absorbed, before)
-        return replace(summed, absorbed=absorbed, activation=_activation(call))
-    for one, other in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
-        norm = _absorbable(one)
-        if norm is not None and norm.template.normalises:
-            return _Fusion(norm, (norm,), residual=other)
-    return None
-
-
-def _activation(call: RepeatableCall) -> str:
-    return plain_name(call.template.operator).rstrip("_")
-
-
-def _absorbable(held: Any) -> RepeatableCall | None:
-    """The call, if its result is neither there nor read by others."""
-    if type(held) is not CallResult:
-        return None
-    call = held.call
-    return call if call.results is None and call.left == 1 else None
-
-
-def _run_fused(
-    call: RepeatableCall,
-    fused: _Fusion,
-    computed: dict[RepeatableCall, tuple[torch.Tensor, ...]],
-) -> tuple[torch.Tensor, ...]:
-    held = zip(fused.norm.inputs, fused.norm.geometries, strict=True)
-    inputs = NormInputs(*(_input(one, geometry, computed) for one, geometry in held))
-    residual = None if fused.residual is None else _input(fused.residual, None, computed)
-    form = fused.norm.template.again
-    assert form is not None
-    made = normalised(form, inputs, residual=residual, activation=fused.activation)
-    return _checked(call, (made,))
-
-
-def _run(
-    call: RepeatableCall, computed: dict[RepeatableCall, tuple[torch.Tensor, ...]]
-) -> tuple[torch.Tensor, ...]:
-    held = zip(call.inputs, call.geometries, strict=True)
-    made = call.template.run([_input(one, geometry, computed) for one, geometry in held])
-    if isinstance(made, torch.Tensor) and len(call.places) == 1:
-        results: tuple[torch.Tensor, ...] = (made,)
-    else:
-        listed = list(tensors_in(made))
-        results = tuple(listed[place] for place in call.places)
-    return _checked(call, results)
-
-
-def _input(
-    held: KeptTensor | EncodedTensor | CallResult,
-    geometry: Geometry | None,
-    computed: dict[RepeatableCall, tuple[torch.Tensor, ...]],
-) -> torch.Tensor:
-    if type(held) is CallResult:
-        return (geometry or held.geometry).seen_on(computed[held.call][held.slot])
-    tensor = held.unpack()
-    return tensor if geometry is None else geometry.seen_on(tensor)
-
-
-def _checked(call: RepeatableCall, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    for tensor, size_bytes in zip(results, call.sizes, strict=True):
-        if tensor.untyped_storage().nbytes() != size_bytes:
-            raise ReplayDiffersError(
-                f"{call.template.operator} returned {tensor.untyped_storage().nbytes()} bytes "
-                f"when it was repeated for backward, but {size_bytes} in forward. Please "
-                "report this. saver.remove() turns recomputing off"
-            )
-    return results
+def _check_size(call: RepeatableCall, tensor: torch.Tensor, size_bytes: int) -> None:
+    if tensor.untyped_storage().nbytes() != size_bytes:
+        raise ReplayDiffersError(
+            f"{call.template.operator} returned {tensor.untyped_storage().nbytes()} bytes "
+            f"when it was repeated for backward, but {size_bytes} in forward. Please "
+            "report this. saver.remove() turns recomputing off"
+        )
 
 
 def _with_places(value: Any, places: Iterator[ArgumentPlace]) -> Any:
@@ -369,64 +263,6 @@ def _filled(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, dict):
         return {name: _filled(element, tensors) for name, element in value.items()}
     return value
-
-
-# Repeated calls with as little Python as possible.
-#
-# An overload that is called from Python looks up its schema for every argument. Torch's own
-# bindings (`torch.relu`) take half as long, and mostly end at the same overload. Whether they do is
-# seen when a call is repeated for the first time: then it runs under a mode that notes what is
-# dispatched.
-
-_BINDINGS = (torch._C._VariableFunctions, torch._C._nn)
-
-
-class _DispatchedCalls(TorchDispatchMode):  # type: ignore[misc]
-    """Notes what is dispatched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, Any, dict[str, Any]]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        self.calls.append((func, args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def quickest_call(operator: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """What to call from now on with arguments like these, and what it returned for them."""
-    binding = _binding(operator)
-    if binding is not None:
-        try:
-            with _DispatchedCalls() as seen:
-                result = binding(*args, **kwargs)
-        except (TypeError, ValueError, RuntimeError):  # it takes other arguments
-            return operator._op, operator(*args, **kwargs)
-        if len(seen.calls) == 1 and _is_same((operator, args, kwargs), seen.calls[0]):
-            return binding, result
-    return operator._op, operator(*args, **kwargs)
-
-
-def _binding(operator: Any) -> Callable[..., Any] | None:
-    name = plain_name(operator)
-    if operator.namespace != "aten" or name.endswith("_"):
-        return None
-    found = (getattr(module, name, None) for module in _BINDINGS)
-    return next((binding for binding in found if binding is not None), None)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Tensors are compared by identity."""
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return one is other
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(one[k], other[k]) for k in one)
-    return type(one) is type(other) and bool(one == other)
 
 
 # Copies of what a pass did not make, for operators that backward repeats.

@@ -6,21 +6,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from stepscope.errors import UnreadableInputError
 from stepscope.fix.saved.memory_model import BackwardMemory, node_times
-from stepscope.fix.saved.plan_load import offload_points
 from stepscope.fix.saved.selection import ValueSelection, is_planned
 from stepscope.fix.saved.step_record import (
-    OFFLOAD,
     HoldingOption,
     SavedUse,
     StepRecord,
-    StepValue,
     described,
 )
 from stepscope.text.figures import duration, factor, percent, size
@@ -46,7 +43,6 @@ class PlannedRepeat:
 
     operator: int
     recomputed_inputs: tuple[bool, ...]  # of every tensor argument; the others are kept
-    again: str | None = None  # a cheaper way than the operator itself
     # Of the kept arguments, those that the pass did not make: backward starts from copies. None in
     # plans without this entry: every argument that no differentiable operator made is copied.
     copied_inputs: tuple[bool, ...] | None = None
@@ -201,7 +197,6 @@ def _repeat(data: dict[str, Any]) -> PlannedRepeat:
     return PlannedRepeat(
         operator=data["operator"],
         recomputed_inputs=tuple(data["recomputed_inputs"]),
-        again=data.get("again"),
         copied_inputs=None if copied is None else tuple(copied),
     )
 
@@ -219,23 +214,12 @@ def _timeline(data: dict[str, Any] | None) -> PlanTimeline | None:
 # What a selection does with every value, operator and saved tensor, as a plan writes it down.
 
 
-def with_points(record: StepRecord, selection: ValueSelection) -> ValueSelection:
-    """Offloaded values, with the points at which they leave and come back."""
-    offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
-    encoded = dict(selection.encoded)
-    for value, points in offload_points(record, offloaded).items():
-        encoded[value] = replace(encoded[value], encoding=points.encoding())
-    return replace(selection, encoded=encoded)
-
-
 def repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedRepeat]:
     for number in sorted(selection.repeated):
         call = record.operators[number]
         recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in call.inputs)
         copied = tuple(record.values[value].copied for value in call.inputs)
-        yield PlannedRepeat(
-            operator=number, recomputed_inputs=recomputed, again=call.again, copied_inputs=copied
-        )
+        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed, copied_inputs=copied)
 
 
 def results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedResult]:
@@ -276,23 +260,8 @@ def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
     if number in selection.encoded:
         return ENCODE
     value = record.values[number]
-    stays = number in selection.kept or value.needed_again
+    stays = number in selection.kept
     return KEEP if stays or value.producer not in selection.repeated else RECOMPUTE
-
-
-def _shown_action(record: StepRecord, selection: ValueSelection, number: int) -> str:
-    """For people: offloading is carried out as an encoding, but it is none."""
-    option = selection.encoded.get(number)
-    is_offloaded = option is not None and described(option.encoding) == OFFLOAD
-    return OFFLOAD if is_offloaded else _action(record, selection, number)
-
-
-def use_action(record: StepRecord, selection: ValueSelection) -> Callable[[int], str]:
-    """What is done with a value that backward kept; where only its uses are encoded, that."""
-    whole = {
-        use.value for number, use in enumerate(record.uses) if number not in selection.encoded_uses
-    }
-    return lambda value: _shown_action(record, selection, value) if value in whole else ENCODE
 
 
 def rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
@@ -310,17 +279,24 @@ def rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
         value = record.values[number]
         if value.owned:
             continue
+        action = _action(record, selection, number) if number in needed else ENCODE
+        options = sorted(encoded_uses[number], key=lambda option: option.encoding)
         if number in needed:
-            action, held_bytes, cost_ns = _treatment(record, selection, number)
-            cost_ns = repeated_ns.get(number, cost_ns)
-            row = _row(record, value, action, held_bytes, cost_ns)
-        else:
-            options = sorted(encoded_uses[number], key=lambda option: option.encoding)
-            names = ", ".join(dict.fromkeys(described(option.encoding) for option in options))
-            held_bytes = sum(option.held_bytes for option in options)
-            cost_ns = sum(option.cost_ns for option in options)
-            row = _row(record, value, f"{ENCODE}: {names}", held_bytes, cost_ns)
-        yield replace(row, was_kept=number in before)
+            options = [selection.encoded[number]] if action == ENCODE else []
+        names = ", ".join(dict.fromkeys(described(option.encoding) for option in options))
+        made_by = "" if value.producer is None else record.operators[value.producer].name
+        yield PlanRow(
+            value=f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}",
+            module=value.module,
+            operator=made_by.removeprefix("aten."),
+            size_bytes=value.size_bytes,
+            held_bytes=value.size_bytes
+            if action == KEEP
+            else sum(option.held_bytes for option in options),
+            action=f"{action}: {names}" if options else action,
+            cost_ns=repeated_ns.get(number, sum(option.cost_ns for option in options)),
+            was_kept=number in before,
+        )
 
 
 def _repeated_ns(record: StepRecord, selection: ValueSelection, shown: set[int]) -> dict[int, int]:
@@ -338,41 +314,13 @@ def _repeated_ns(record: StepRecord, selection: ValueSelection, shown: set[int])
                 continue
             taken.add(producer)
             call = record.operators[producer]
-            times[number] += call.again_ns
+            times[number] += call.took_ns
             waiting += [
                 record.values[value].producer
                 for value in call.inputs
                 if value not in shown and _action(record, selection, value) == RECOMPUTE
             ]
     return times
-
-
-def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:
-    """Action, bytes held and time; recomputed ones have theirs elsewhere."""
-    value, action = record.values[number], _shown_action(record, selection, number)
-    if action == RECOMPUTE:
-        return action, 0, 0
-    option = selection.encoded.get(number)
-    if option is None:
-        return action, value.size_bytes, 0
-    label = f"{action}: {described(option.encoding)}" if action == ENCODE else action
-    return label, option.held_bytes, option.cost_ns
-
-
-def _row(
-    record: StepRecord, value: StepValue, action: str, held_bytes: int, cost_ns: int
-) -> PlanRow:
-    shape = "x".join(map(str, value.shape)) or "scalar"
-    made_by = "" if value.producer is None else record.operators[value.producer].name
-    return PlanRow(
-        value=f"{shape} {value.dtype}",
-        module=value.module,
-        operator=made_by.removeprefix("aten."),
-        size_bytes=value.size_bytes,
-        held_bytes=held_bytes,
-        action=action,
-        cost_ns=cost_ns,
-    )
 
 
 # Memory through a step, without the plan and with it: what each action takes away, and when.
@@ -385,79 +333,71 @@ def plan_timeline(
     plain: BackwardMemory,
     selection: ValueSelection,
     memory: BackwardMemory,
-    action_of: Callable[[int], str],
 ) -> PlanTimeline:
-    """`action_of` says what is done with a value that backward kept before."""
-    before = _before(record, action_of)
-    ends = _picked(len(record.operators) + 1), _picked(len(plain.levels) - 1)
-    after = _forward_after(record, selection, memory)
+    operators, nodes = len(record.operators) + 1, len(plain.levels)
+    before = _before(record, selection, operators, nodes)
+    forward_ends, backward_ends = _stretches(operators), _stretches(nodes - 1)
+    packed: dict[int, int] = {}
+    after = [0] * operators
+    for number, use in enumerate(record.uses):
+        if number in selection.encoded_uses:
+            after[use.after] += selection.encoded_uses[number].held_bytes
+        elif use.value is not None:
+            packed.setdefault(use.value, use.after)
+    for value in selection.kept | selection.encoded.keys():
+        known, option = record.values[value], selection.encoded.get(value)
+        begins = packed.get(value, 0 if known.producer is None else known.producer + 1)
+        after[begins] += known.size_bytes if option is None else option.held_bytes
+    after[0] += max(0, memory.saved_bytes - sum(after))  # what cannot be planned
+    forward_after = list(accumulate(after))
     return PlanTimeline(
-        forward_points=len(ends[0]),
+        forward_points=len(forward_ends),
         before_bytes={
-            action: (*_at(ends[0], forward), *_at(ends[1], backward))
-            for action, (forward, backward) in before.items()
+            action: (*_highest(forward_ends, forward), *_highest(backward_ends, backward))
+            for action, (forward, backward) in sorted(before.items())
         },
-        after_bytes=(*_at(ends[0], after), *_at(ends[1], memory.replay_levels[:-1])),
+        after_bytes=(
+            *_highest(forward_ends, forward_after),
+            *_highest(backward_ends, memory.replay_levels[:-1]),
+        ),
     )
 
 
 def _before(
-    record: StepRecord, action_of: Callable[[int], str]
+    record: StepRecord, selection: ValueSelection, operators: int, nodes: int
 ) -> dict[str, tuple[list[int], list[int]]]:
     """Return bytes by action at every operator of forward and node of backward."""
-    times = node_times(record)
-    nodes, operators = max(times, default=0) + 2, len(record.operators) + 1
-    first, last, sizes = dict[int, int](), dict[int, int](), dict[int, tuple[int, str]]()
-    for use, time in zip(record.uses, times, strict=True):
+    whole = {
+        use.value for number, use in enumerate(record.uses) if number not in selection.encoded_uses
+    }
+    first, last, known = dict[int, int](), dict[int, int](), dict[int, tuple[int, str]]()
+    for use, time in zip(record.uses, node_times(record), strict=True):
         if use.value is None or record.values[use.value].owned:
             continue
-        value = record.values[use.value]
-        planned = is_planned(record, use)
-        first[value.storage] = min(first.get(value.storage, use.after), use.after)
+        value, planned = record.values[use.value], is_planned(record, use)
+        first.setdefault(value.storage, use.after)
         last[value.storage] = max(last.get(value.storage, 0), time if planned else nodes - 2)
-        sizes[value.storage] = (value.size_bytes, action_of(use.value) if planned else "keep")
+        action = _action(record, selection, use.value) if use.value in whole else ENCODE
+        known[value.storage] = (value.size_bytes, action if planned else KEEP)
     changes: dict[str, tuple[list[int], list[int]]] = {}
-    for storage, (size_bytes, action) in sizes.items():
+    for storage, (size_bytes, action) in known.items():
         forward, backward = changes.setdefault(action, ([0] * operators, [0] * (nodes + 1)))
         forward[first[storage]] += size_bytes
         backward[0] += size_bytes
         backward[last[storage] + 1] -= size_bytes
     return {
-        action: (list(accumulate(forward)), list(accumulate(backward))[:-1])
-        for action, (forward, backward) in sorted(changes.items())
+        action: (list(accumulate(forward)), list(accumulate(backward)))
+        for action, (forward, backward) in changes.items()
     }
 
 
-def _forward_after(
-    record: StepRecord, selection: ValueSelection, memory: BackwardMemory
-) -> list[int]:
-    """Return what is held for backward after every operator, with the plan."""
-    changes = [0] * (len(record.operators) + 1)
-    packed: dict[int, int] = {}
-    for number, use in enumerate(record.uses):
-        if number in selection.encoded_uses:
-            changes[use.after] += selection.encoded_uses[number].held_bytes
-        elif use.value is not None:
-            packed[use.value] = min(packed.get(use.value, use.after), use.after)
-    for value in selection.kept | selection.encoded.keys():
-        known = record.values[value]
-        size_bytes = (
-            selection.encoded[value].held_bytes if value in selection.encoded else known.size_bytes
-        )
-        begins = packed.get(value, 0 if known.producer is None else known.producer + 1)
-        changes[begins] += size_bytes
-    rest = memory.saved_bytes - sum(changes)
-    changes[0] += max(0, rest)  # what cannot be planned
-    return list(accumulate(changes))
-
-
-def _picked(count: int) -> list[int]:
+def _stretches(count: int) -> list[int]:
     """The ends of at most so many stretches of equal length."""
     points = min(_POINTS, max(1, count))
     return [-(-count * (point + 1) // points) for point in range(points)]
 
 
-def _at(ends: list[int], levels: Sequence[int]) -> list[int]:
+def _highest(ends: list[int], levels: Sequence[int]) -> list[int]:
     """The highest level of each stretch."""
     starts = [0, *ends[:-1]]
     return [max(levels[start:end], default=0) for start, end in zip(starts, ends, strict=True)]

@@ -1,22 +1,11 @@
-"""What an encoding returns, how a tensor lies in its storage, the pending check that it
-could be encoded, and which tensors Triton kernels handle.
-"""
+"""What an encoding returns, and how a tensor lies in its storage."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import math
-import os
-import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
-
-from stepscope.fix.saved.operators import is_capturing
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +22,6 @@ class Geometry:
         return cls(
             tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype
         )
-
-    @property
-    def size_bytes(self) -> int:
-        return int(math.prod(self.shape) * self.dtype.itemsize)
 
     def on(self, holder: torch.Tensor) -> torch.Tensor:
         """The same view of another tensor's storage."""
@@ -55,17 +40,10 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """`decode` makes a tensor over a storage like the one that was encoded. Where whether the
-    tensor could be encoded is known only later, `check` has the plain tensor until then."""
+    """`decode` makes a tensor over a storage like the one that was encoded."""
 
     size_bytes: int
     decode: Callable[[], torch.Tensor]
-    check: PendingCheck | None = None
-
-    def holder(self) -> torch.Tensor:
-        """A tensor with the storage's content: decoded, or the plain one that had to be kept."""
-        plain = None if self.check is None else self.check.plain()
-        return self.decode() if plain is None else plain
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -96,95 +74,3 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 BITS_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-
-
-# Whether a tensor could be encoded is computed on the device; the host hardly waits for it.
-#
-# The plain tensor stays until the answer has arrived, which is asked for whenever another one is
-# encoded. A host that is far ahead of its device would hold all of them: it stays a few behind. On
-# CPUs there is nothing to wait for, and no check is made.
-
-_MOST_WAITING = 2  # while the device works on what lies between them
-
-
-class PlainTensor(Protocol):
-    """A tensor that is kept, and knows whether it was changed in place."""
-
-    def unpack(self) -> torch.Tensor: ...
-
-
-class PendingCheck:
-    """Ask later whether one tensor could be encoded."""
-
-    def __init__(self, fits: torch.Tensor) -> None:
-        self._answer = torch.empty((), dtype=torch.bool, pin_memory=fits.device.type == "cuda")
-        self._answer.copy_(fits, non_blocking=True)
-        self._arrived: Any = None
-        if fits.device.type == "cuda":
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-        self._plain: PlainTensor | None = None
-        self._known = False
-        _WAITING.append(weakref.ref(self))
-
-    def keep_until_known(self, plain: PlainTensor) -> None:
-        """Call it once, right after encoding."""
-        self._plain = plain
-
-    def settle(self) -> bool:
-        """Drop the plain tensor if the answer is there and says so; False while it is not."""
-        if not self._known and (self._arrived is None or self._arrived.query()):
-            self._known = True
-            if bool(self._answer):
-                self._plain = None
-        return self._known
-
-    def wait(self) -> None:
-        if not self._known and self._arrived is not None:
-            self._arrived.synchronize()
-        self.settle()
-
-    def plain(self) -> torch.Tensor | None:
-        """The tensor, if it could not be encoded. Waits for the answer: backward needs it now."""
-        self.wait()
-        if not bool(self._answer) and self._plain is None:
-            raise RuntimeError("a tensor that could not be encoded was not kept either")
-        return None if self._plain is None else self._plain.unpack()
-
-
-_WAITING: deque[weakref.ref[PendingCheck]] = deque()
-
-
-def settle_waiting() -> None:
-    """Answers arrive in order: stop at the first that has not, unless too many wait. While a CUDA
-    graph is captured, no event may be asked."""
-    while _WAITING and not is_capturing():
-        check = _WAITING[0]()
-        if check is not None and not check.settle():
-            if len(_WAITING) <= _MOST_WAITING:
-                return
-            check.wait()
-        _WAITING.popleft()
-
-
-# Which tensors are handled by Triton kernels.
-
-
-def kernels_for(tensor: torch.Tensor, module: str) -> Any:
-    """A module of kernels for tensors on a CUDA device, or in Triton's interpreter; else None."""
-    if not tensor.numel() or not (tensor.is_cuda or _interpreted()):
-        return None
-    return _kernels(module)
-
-
-@functools.cache
-def _kernels(module: str) -> Any:
-    try:
-        return importlib.import_module(f"stepscope.fix.saved.encodings.{module}")
-    except ImportError:
-        return None
-
-
-@functools.cache
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"

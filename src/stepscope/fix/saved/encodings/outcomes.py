@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
-from stepscope.fix.saved.encodings.encoded import Encoded, dense, kernels_for
-from stepscope.fix.saved.encodings.exact import pack_codes, packed_bytes, unpack_codes
+from stepscope.fix.saved.encodings.encoded import Encoded, dense
+from stepscope.fix.saved.encodings.whole_values import pack_codes, packed_bytes, unpack_codes
 from stepscope.fix.saved.operators import is_capturing
 
-SHAPE_ONLY_NODES = frozenset(
-    {
-        "MaxPool2DWithIndicesBackward0",
-        "MaxPool3DWithIndicesBackward0",
-        "AdaptiveMaxPool2DBackward0",
-        "AdaptiveMaxPool3DBackward0",
-        "AvgPool2DBackward0",
-        "AvgPool3DBackward0",
-        "AdaptiveAvgPool2DBackward0",
-        "AdaptiveAvgPool3DBackward0",
-    }
-)
-_FUSED_FROM = 1 << 18  # elements: below, a call through Python costs more than it saves
+_SHAPE_ONLY = re.compile(r"(?:Adaptive)?(?:Max|Avg)Pool[23]D(?:WithIndices)?Backward0$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +31,6 @@ def _within(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
     return ((x > limits[0]) & (x < limits[1])).to(torch.uint8) + 2 * x.isnan().to(torch.uint8)
 
 
-def _beyond(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
-    """0 between the limits or on one, 1 outside, 2 NaN."""
-    return ((x < limits[0]) | (x > limits[1])).to(torch.uint8) + 2 * x.isnan().to(torch.uint8)
-
-
-def _sides(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
-    """0 equal, 1 above, 2 below, 3 NaN."""
-    above, below = x > limits[0], x < limits[0]
-    return above.to(torch.uint8) + 2 * below.to(torch.uint8) + 3 * x.isnan().to(torch.uint8)
-
-
 _OUTCOMES = {
     "sign": OutcomeRule(1, lambda x, _: ~(x <= 0)),
     "passes": OutcomeRule(1, lambda x, limits: ~(x <= limits[0])),
@@ -61,10 +39,7 @@ _OUTCOMES = {
     "least": OutcomeRule(1, lambda x, limits: x >= limits[0]),
     "most": OutcomeRule(1, lambda x, limits: x <= limits[0]),
     "between": OutcomeRule(1, lambda x, limits: (x >= limits[0]) & (x <= limits[1])),
-    "finite": OutcomeRule(1, lambda x, _: x.isfinite()),
     "within": OutcomeRule(2, _within),
-    "beyond": OutcomeRule(2, _beyond),
-    "sides": OutcomeRule(2, _sides),
 }
 
 
@@ -78,20 +53,11 @@ def outcome_for(node: Any, dtype: torch.dtype) -> str | None:
     name = str(node.name())
     if not dtype.is_floating_point:
         return None
-    if name in SHAPE_ONLY_NODES:
+    if _SHAPE_ONLY.match(name):
         return "shape"
     find = _NODES.get(name)
     spec = None if find is None else find(node)
     return spec if spec is not None and _has_all_sides(spec, dtype) else None
-
-
-def _clamp(node: Any) -> str | None:
-    low, high = node._saved_min, node._saved_max
-    if low is not None and high is not None:
-        return _spec("between", low, high)
-    if low is not None:
-        return _spec("least", low)
-    return None if high is None else _spec("most", high)
 
 
 _NODES: dict[str, Callable[[Any], str | None]] = {
@@ -101,14 +67,16 @@ _NODES: dict[str, Callable[[Any], str | None]] = {
     "LeakyReluBackward1": lambda _: "above 0.0",
     "HardtanhBackward0": lambda node: _spec("within", node._saved_min_val, node._saved_max_val),
     "HardsigmoidBackward0": lambda _: "inside -3.0 3.0",
-    "HardshrinkBackward0": lambda node: _spec("beyond", -node._saved_lambd, node._saved_lambd),
-    "SoftshrinkBackward0": lambda node: _spec("beyond", -node._saved_lambd, node._saved_lambd),
     "ClampMinBackward0": lambda node: _spec("least", node._saved_min),
     "ClampMaxBackward0": lambda node: _spec("most", node._saved_max),
-    "ClampBackward1": _clamp,
-    "NanToNumBackward0": lambda _: "finite",
-    "AbsBackward0": lambda _: "sides 0.0",
+    "ClampBackward1": lambda node: _clamp(node._saved_min, node._saved_max),
 }
+
+
+def _clamp(low: Any, high: Any) -> str | None:
+    if low is None:
+        return _spec("most", high)
+    return _spec("least", low) if high is None else _spec("between", low, high)
 
 
 def _spec(word: str, *limits: Any) -> str | None:
@@ -121,13 +89,11 @@ def _has_all_sides(spec: str, dtype: torch.dtype) -> bool:
     """In short types a kernel may compare with the limit itself or with the nearest number: only
     limits that are exact there are taken."""
     _, limits = _read(spec)
-    if dtype.itemsize < 4 and any(_rounded(limit, dtype) != limit for limit in limits):
+    if dtype.itemsize < 4 and any(
+        float(torch.tensor(limit, dtype=torch.float64).to(dtype)) != limit for limit in limits
+    ):
         return False
     return _representatives(spec, dtype) is not None
-
-
-def _rounded(limit: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(limit, dtype=torch.float64).to(dtype))
 
 
 def _read(spec: str) -> tuple[OutcomeRule, tuple[float, ...]]:
@@ -135,27 +101,20 @@ def _read(spec: str) -> tuple[OutcomeRule, tuple[float, ...]]:
     return _OUTCOMES[word], tuple(float(limit) for limit in limits)
 
 
-_KNOWN: dict[tuple[str, torch.dtype], tuple[float, ...] | None] = {}
-
-
+@functools.cache
 def _representatives(spec: str, dtype: torch.dtype) -> tuple[float, ...] | None:
     """An element for each code, found by trying; None if no element but NaN gets code 0 or 1."""
-    key = (spec, dtype)
-    if key not in _KNOWN:
-        outcome, limits = _read(spec)
-        largest = torch.finfo(dtype).max
-        tries = [0.0, 1.0, -1.0, largest, -largest, math.inf, -math.inf]
-        for limit in limits:
-            tries += [limit, limit - 1, limit + 1, limit / 2, limit * 2, sum(limits) / len(limits)]
-        values = torch.tensor(tries, dtype=torch.float64).to(dtype)
-        codes = outcome.codes(values, limits).to(torch.uint8).tolist()
-        by_code = dict(zip(reversed(codes), reversed(values.tolist()), strict=True))
-        _KNOWN[key] = (
-            tuple(by_code.get(code, math.nan) for code in range(2**outcome.width))
-            if 0 in by_code and 1 in by_code
-            else None
-        )
-    return _KNOWN[key]
+    outcome, limits = _read(spec)
+    largest = torch.finfo(dtype).max
+    tries = [0.0, 1.0, -1.0, largest, -largest, math.inf, -math.inf]
+    for limit in limits:
+        tries += [limit, limit - 1, limit + 1, limit / 2, limit * 2, sum(limits) / len(limits)]
+    values = torch.tensor(tries, dtype=torch.float64).to(dtype)
+    codes = outcome.codes(values, limits).to(torch.uint8).tolist()
+    by_code = dict(zip(reversed(codes), reversed(values.tolist()), strict=True))
+    if 0 not in by_code or 1 not in by_code:
+        return None
+    return tuple(by_code.get(code, math.nan) for code in range(2**outcome.width))
 
 
 _TABLES: dict[tuple[tuple[float, ...], torch.dtype, torch.device], torch.Tensor] = {}
@@ -186,9 +145,6 @@ def encode_use(spec: str, tensor: torch.Tensor) -> Encoded | None:
     if flat is None or values is None:
         return None
     count, (outcome, limits) = flat.numel(), _read(spec)
-    kernels = kernels_for(flat, "bit_kernels")
-    if spec == "sign" and kernels is not None:
-        return _relu_bits(flat, shape, stride, kernels)
     codes = outcome.codes(flat, limits).view(torch.uint8)
     packed = pack_codes(codes, outcome.width)
     table = _table(values, dtype, device)
@@ -198,69 +154,3 @@ def encode_use(spec: str, tensor: torch.Tensor) -> Encoded | None:
         return decoded.as_strided(shape, stride)
 
     return Encoded(packed.nbytes, decode)
-
-
-def _relu_bits(flat: torch.Tensor, shape: Any, stride: Any, kernels: Any) -> Encoded:
-    """In one kernel each way; large ones are left as bits for ReLU's backward."""
-    packed, count, dtype = kernels.pack_signs(flat), flat.numel(), flat.dtype
-
-    def decode() -> torch.Tensor:
-        if count >= _FUSED_FROM:
-            return ReluOutputFromBits(packed, shape, stride, dtype)
-        decoded: torch.Tensor = kernels.unpack(packed, count, width=1, dtype=dtype)
-        return decoded.as_strided(shape, stride)
-
-    return Encoded(packed.nbytes, decode)
-
-
-# ReLU's backward straight from bits: the output that backward asks for is never written out.
-
-
-class ReluOutputFromBits(torch.Tensor):  # type: ignore[misc]
-    """Looks like a ReLU's output. `threshold_backward` reads the bits; anything else gets a plain
-    tensor of ones and zeros."""
-
-    packed: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, packed: torch.Tensor, shape: Any, stride: Any, dtype: torch.dtype) -> Any:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, shape, strides=stride, dtype=dtype, device=packed.device
-        )
-        made.packed = packed
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    def decoded(self) -> torch.Tensor:
-        kernels = kernels_for(self.packed, "bit_kernels")
-        plain: torch.Tensor = kernels.unpack(self.packed, self.numel(), width=1, dtype=self.dtype)
-        return plain.as_strided(self.shape, self.stride())
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        if func is torch.ops.aten.threshold_backward.default and _fits(*args[:3]):
-            gradient, output = args[0], args[1]
-            return kernels_for(gradient, "bit_kernels").relu_backward(gradient, output.packed)
-        if func is torch.ops.aten.detach.default:
-            self = args[0]
-            return cls(self.packed, self.shape, self.stride(), self.dtype)
-
-        def plain(value: Any) -> Any:
-            return value.decoded() if isinstance(value, cls) else value
-
-        return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
-
-
-def _fits(gradient: Any, output: Any, threshold: Any) -> bool:
-    return (
-        type(gradient) is torch.Tensor
-        and isinstance(output, ReluOutputFromBits)
-        and threshold == 0
-        and gradient.dtype == output.dtype
-        and gradient.shape == output.shape
-        and gradient.stride() == output.stride()
-    )

@@ -14,47 +14,38 @@ from statistics import median
 
 import torch
 
-from stepscope.fix.saved.encodings.encoded import Encoded, dense, same_bits, settle_waiting, whole
-from stepscope.fix.saved.encodings.exact import (
+from stepscope.fix.saved.encodings.encoded import Encoded, dense, same_bits, whole
+from stepscope.fix.saved.encodings.outcomes import encode_use
+from stepscope.fix.saved.encodings.whole_values import (
     encode_bits,
+    encode_four_bits,
     encode_narrow,
+    encode_reduced,
     encode_sparse,
     encode_two_valued,
     encode_window,
     narrow_spec,
     sparse_spec,
 )
-from stepscope.fix.saved.encodings.lossy import encode_four_bits, encode_reduced
-from stepscope.fix.saved.encodings.offload import encode_offload
-from stepscope.fix.saved.encodings.outcomes import encode_use
-from stepscope.fix.saved.operators import OperatorClock, disturb_caches
-from stepscope.fix.saved.step_record import OFFLOAD, HoldingOption, RecordedCall, SavedUse, is_lossy
+from stepscope.fix.saved.operators import OperatorClock
+from stepscope.fix.saved.step_record import LOSSY, HoldingOption, RecordedCall, SavedUse, is_lossy
 
 _BY_WORD: dict[str, Callable[[torch.Tensor, str], Encoded | None]] = {
     "bits": lambda tensor, _: encode_bits(tensor),
     "two-valued": lambda tensor, _: encode_two_valued(tensor),
     "window": encode_window,
-    "sparse": lambda tensor, share: encode_sparse(tensor, float(share)),
+    "sparse": lambda tensor, _: encode_sparse(tensor),
     "narrow": encode_narrow,
-    "bf16": lambda tensor, _: encode_reduced(tensor, "bf16"),
-    "fp16": lambda tensor, _: encode_reduced(tensor, "fp16"),
-    "fp8-e4m3": lambda tensor, _: encode_reduced(tensor, "fp8-e4m3"),
-    "fp8-e5m2": lambda tensor, _: encode_reduced(tensor, "fp8-e5m2"),
     "4-bit": lambda tensor, _: encode_four_bits(tensor),
-    OFFLOAD: encode_offload,
 }
 
 
 def encode_value(spec: str, tensor: torch.Tensor) -> Encoded | None:
     """Keep the whole value; None where this tensor does not allow it."""
-    settle_waiting()
     word, _, rest = spec.partition(" ")
-    return _BY_WORD[word](tensor, rest)
-
-
-def exact_specs(tensor: torch.Tensor) -> list[str]:
-    """Exact encodings that this tensor's content allows. Waits for the device."""
-    return [spec for spec in (sparse_spec(tensor), narrow_spec(tensor)) if spec is not None]
+    if word in _BY_WORD:
+        return _BY_WORD[word](tensor, rest)
+    return encode_reduced(tensor, word) if word in LOSSY else None
 
 
 # Encodings are tried on the values of the recorded pass: real bytes, measured time, same bits.
@@ -68,7 +59,7 @@ _TOLERANT = re.compile(
     r"|PreluKernel|Glu|Exp|Sin|Cos|\w*Norm)(?:olution|Depthwise)?(?:[23]D)?Backward\d*$"
 )
 _NORM = re.compile(r"(?:Batch|Layer|Group|Rms)Norm")
-_OUTCOME_ELEMENTS = 1 << 20  # one size stands for all: the cost is the same per element
+_MANY = 1 << 17  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,36 +81,27 @@ class EncodingTrials:
         self._lossy = lossy
         self._trials: list[_Trial] = []
         self._tried: set[tuple[int, str]] = set()
-        self._warm: set[tuple[str, torch.dtype]] = set()
+        self._unit_costs: dict[tuple[str, torch.dtype], tuple[float, float]] = {}
 
     def try_content(self, value: int, tensor: torch.Tensor) -> None:
         """Whatever the tensor's content and type allow."""
         if tensor.untyped_storage().nbytes() < _LEAST_BYTES:
             return
         with torch.no_grad():
-            specs = exact_specs(tensor.detach())
-        if self._lossy is not None:
-            specs.append(self._lossy)
-        for spec in specs:
-            self.try_value(value, spec, tensor)
+            for spec in (sparse_spec(tensor.detach()), narrow_spec(tensor.detach()), self._lossy):
+                if spec is not None:
+                    self.try_value(value, spec, tensor)
 
     def try_value(self, value: int, spec: str, tensor: torch.Tensor) -> None:
         """Encode and decode; what does not come back is not offered."""
-        if (value, spec) in self._tried:
+        tensor, word = tensor.detach(), spec.partition(" ")[0]
+        flat = whole(tensor)
+        if (value, spec) in self._tried or flat is None:
             return
         self._tried.add((value, spec))
-        tensor = tensor.detach()
-        flat, word = whole(tensor), spec.partition(" ")[0]
-        if flat is None:
-            return
-        encode = functools.partial(encode_value, spec, tensor)
         try:
             with torch.no_grad():
-                warm = (word, tensor.dtype)
-                if warm not in self._warm or self._device.type == "cuda":  # kernels are compiled
-                    self._warm.add(warm)
-                    _there_and_back(encode, self._device)
-                encoded, decoded, clock = _there_and_back(encode, self._device)
+                encoded, decoded, clock = self._there_and_back(lambda: encode_value(spec, tensor))
         except torch.OutOfMemoryError:
             return
         if encoded is None or decoded is None:
@@ -137,16 +119,47 @@ class EncodingTrials:
         measured = defaultdict[tuple[str, torch.dtype, int], list[float]](list)
         for trial in self._trials:
             measured[trial.kind].append(sum(trial.clock.took_ns()) / trial.numel)
-        costs = {kind: median(times) for kind, times in measured.items()}
         found = defaultdict[int, list[HoldingOption]](list)
         for trial in self._trials:
             allowed = trial.value not in precise if trial.exact is None else bool(trial.exact)
             if allowed:
-                cost_ns = round(costs[trial.kind] * trial.numel)
+                cost_ns = round(median(measured[trial.kind]) * trial.numel)
                 found[trial.value].append(
                     HoldingOption(encoding=trial.spec, held_bytes=trial.held_bytes, cost_ns=cost_ns)
                 )
         return {value: tuple(options) for value, options in found.items()}
+
+    def use_cost_ns(self, spec: str, dtype: torch.dtype, count: int) -> int:
+        """Return what it takes to encode for one consumer: measured once a kind, for one element
+        and for many."""
+        if spec == "shape":
+            return 0
+        key = (spec.partition(" ")[0], dtype)
+        if key not in self._unit_costs:
+            few_ns, many_ns = (self._least_ns(spec, dtype, many) for many in (1, _MANY))
+            self._unit_costs[key] = few_ns, max(0, many_ns - few_ns) / _MANY
+        call_ns, element_ns = self._unit_costs[key]
+        return round(call_ns + element_ns * count)
+
+    def _least_ns(self, spec: str, dtype: torch.dtype, count: int) -> int:
+        sample = torch.zeros(count, dtype=dtype, device=self._device)
+        encode = functools.partial(encode_use, spec, sample)
+        return min(sum(self._there_and_back(encode)[2].took_ns()) for _ in range(3))
+
+    def _there_and_back(
+        self, encode: Callable[[], Encoded | None]
+    ) -> tuple[Encoded | None, torch.Tensor | None, OperatorClock]:
+        """Encode and decode, each timed."""
+        clock = OperatorClock(self._device)
+        clock.start()
+        encoded = encode()
+        clock.stop()
+        if encoded is None:
+            return None, None, clock
+        clock.start()
+        decoded = encoded.decode()
+        clock.stop()
+        return encoded, decoded, clock
 
 
 def precise_values(uses: Sequence[SavedUse], calls: Sequence[RecordedCall]) -> set[int | None]:
@@ -177,54 +190,6 @@ def _statistics(uses: Sequence[SavedUse]) -> set[int | None]:
     return found
 
 
-def _there_and_back(
-    encode: Callable[[], Encoded | None], device: torch.device
-) -> tuple[Encoded | None, torch.Tensor | None, OperatorClock]:
-    """Encode and decode, each timed as between other operators."""
-    clock = OperatorClock(device)
-    disturb_caches(device)
-    clock.start()
-    encoded = encode()
-    clock.stop()
-    if encoded is None:
-        return None, None, clock
-    disturb_caches(device)
-    clock.start()
-    decoded = encoded.decode()
-    clock.stop()
-    return encoded, decoded, clock
-
-
 def _flat(decoded: torch.Tensor) -> torch.Tensor:
     flat = dense(decoded)
     return decoded.flatten() if flat is None else flat
-
-
-class OutcomeCosts:
-    """What it takes to encode for one consumer: measured once a kind, on a large tensor; on a CPU
-    also on a small one, as calls themselves take time there."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._known: dict[tuple[str, torch.dtype], tuple[float, float]] = {}
-
-    def cost_ns(self, spec: str, dtype: torch.dtype, count: int) -> int:
-        if spec == "shape":
-            return 0
-        key = (spec.partition(" ")[0], dtype)
-        if key not in self._known:
-            self._known[key] = self._measured(spec, dtype)
-        calls_ns, element_ns = self._known[key]
-        return round(calls_ns + element_ns * count)
-
-    def _measured(self, spec: str, dtype: torch.dtype) -> tuple[float, float]:
-        """For the calls, and for each element."""
-        calls_ns = self._least_ns(spec, dtype, 1) if self._device.type == "cpu" else 0
-        large_ns = self._least_ns(spec, dtype, _OUTCOME_ELEMENTS)
-        return calls_ns, max(0, large_ns - calls_ns) / _OUTCOME_ELEMENTS
-
-    def _least_ns(self, spec: str, dtype: torch.dtype, count: int) -> int:
-        sample = torch.zeros(count, dtype=dtype, device=self._device)
-        encode = functools.partial(encode_use, spec, sample)
-        clocks = [_there_and_back(encode, self._device)[2] for _ in range(3)]
-        return min(sum(clock.took_ns()) for clock in clocks)

@@ -1,24 +1,18 @@
-"""Encodings of whole values that give the same bits back: packed bits, pooling windows,
-sparse values, shorter integers.
+"""Encodings of whole values. Exact: packed bits, pooling windows, sparse values, shorter
+integers. Lossy: short floats with a scale a block, and 4 bits.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from stepscope.fix.saved.encodings.encoded import (
-    BITS_OF,
-    Encoded,
-    PendingCheck,
-    dense,
-    kernels_for,
-    whole,
-)
+from stepscope.fix.saved.encodings.encoded import BITS_OF, Encoded, dense, whole
 from stepscope.fix.saved.operators import is_capturing
 
 # Small numbers packed into bytes: 1, 2 or 4 bits each, the first in the lowest bits.
@@ -32,9 +26,6 @@ def packed_bytes(count: int, width: int = 1) -> int:
 
 def pack_bits(mask: torch.Tensor) -> torch.Tensor:
     """Eight booleans of a flat tensor in one byte."""
-    kernels = kernels_for(mask, "bit_kernels")
-    if kernels is not None:
-        return kernels.pack(mask, width=1)
     padding = -mask.numel() % 8
     if padding:
         mask = torch.nn.functional.pad(mask, (0, padding))
@@ -43,9 +34,6 @@ def pack_bits(mask: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    kernels = kernels_for(packed, "bit_kernels")
-    if kernels is not None:
-        return kernels.unpack(packed, count, width=1, dtype=torch.bool)
     eights = _table(packed.device)[packed.to(torch.int64)]
     return eights.view(torch.bool)[:count]
 
@@ -56,9 +44,6 @@ def pack_codes(codes: torch.Tensor, width: int) -> torch.Tensor:
         return codes
     if width == 1:
         return pack_bits(codes.view(torch.bool))
-    kernels = kernels_for(codes, "bit_kernels")
-    if kernels is not None:
-        return kernels.pack(codes, width=width)
     each = 8 // width
     rows = torch.nn.functional.pad(codes, (0, -codes.numel() % each)).view(-1, each)
     packed = rows[:, 0].clone()
@@ -72,9 +57,6 @@ def unpack_codes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
         return packed
     if width == 1:
         return unpack_bits(packed, count).view(torch.uint8)
-    kernels = kernels_for(packed, "bit_kernels")
-    if kernels is not None:
-        return kernels.unpack(packed, count, width=width, dtype=torch.uint8)
     shifts = [(packed >> shift) & (2**width - 1) for shift in range(0, 8, width)]
     return torch.stack(shifts, 1).flatten()[:count]
 
@@ -205,13 +187,6 @@ def encode_window(tensor: torch.Tensor, spec: str) -> Encoded | None:
         return None
     shape, stride = tensor.shape, tensor.stride()
     starts = window.starts(shape, tensor.device)
-    kernels = kernels_for(tensor, "bit_kernels")
-    if kernels is not None:
-        packed = kernels.pack_window(flat, shape, stride, starts, window)
-        return Encoded(
-            packed.nbytes,
-            lambda: kernels.unpack_window(packed, shape, stride, starts, window),
-        )
     # The place within the window, the last dimension running fastest.
     rest, local, faster = tensor, torch.zeros_like(tensor), 1
     for place in reversed(range(len(window.kernel))):
@@ -250,45 +225,34 @@ def _along(values: torch.Tensor, dimension: int) -> torch.Tensor:
     return values.view(-1, *[1] * (-dimension - 1))
 
 
-# `sparse SHARE`: a mask of what is not zero, and those elements one after the other.
+# `sparse`: a mask of what is not zero, and those elements one after the other.
 #
-# Zero means all bits zero: -0.0 and NaN are kept as they are. SHARE is how much was not zero in the
-# recorded pass. On a GPU there is room for slightly more; where that is not enough, the plain
-# tensor is kept.
+# Zero means all bits zero: -0.0 and NaN are kept as they are. The sizes of this and of `narrow` are
+# known when the device has answered. On a GPU the host would wait for that in every step: they are
+# for CPUs.
 
 _WORTH = 0.9  # of the plain bytes: a value that compresses less is left alone
-_ROOM = 1.05
 
 
 def sparse_spec(tensor: torch.Tensor) -> str | None:
-    """Name a sparse encoding; None where it does not compress. Waits for the device."""
+    """Name a sparse encoding; None where it does not compress."""
     flat = whole(tensor)
-    if flat is None or not flat.is_floating_point():
+    if flat is None or not flat.is_floating_point() or flat.device.type != "cpu":
         return None
     count = int(torch.count_nonzero(flat.view(BITS_OF[flat.itemsize])))
-    share = round(count / flat.numel(), 4)
-    return f"sparse {share}" if _size(flat, count) <= _WORTH * flat.nbytes else None
+    return "sparse" if _size(flat, count) <= _WORTH * flat.nbytes else None
 
 
 def _size(flat: torch.Tensor, count: int) -> int:
     return packed_bytes(flat.numel()) + count * int(flat.itemsize)
 
 
-def encode_sparse(tensor: torch.Tensor, share: float) -> Encoded | None:
+def encode_sparse(tensor: torch.Tensor) -> Encoded | None:
     flat = whole(tensor)
     if flat is None or is_capturing():  # how much is not zero differs from step to step
         return None
     dtype, count = flat.dtype, flat.numel()
     patterns = flat.view(BITS_OF[flat.itemsize])
-    kernels = kernels_for(flat, "sparse_kernels")
-    if kernels is not None:
-        room = min(count, int(count * share * _ROOM) + 64)
-        parts = kernels.pack_nonzero(patterns, room)
-        return Encoded(
-            parts.mask.nbytes + parts.values.nbytes + parts.starts.nbytes,
-            lambda: kernels.unpack_nonzero(parts, count).view(dtype),
-            PendingCheck(parts.total <= room),
-        )
     mask = patterns != 0
     values = patterns[mask]
     if _size(flat, values.numel()) > _WORTH * flat.nbytes:
@@ -308,9 +272,11 @@ _TYPES = {"uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32
 
 
 def narrow_spec(tensor: torch.Tensor) -> str | None:
-    """Name a shorter type; None where nothing shorter fits. Waits for the device."""
+    """Name a shorter type; None where nothing shorter fits."""
     flat = whole(tensor)
     if flat is None or flat.dtype not in (torch.int16, torch.int32, torch.int64):
+        return None
+    if flat.device.type != "cpu":
         return None
     low, high = (int(limit) for limit in torch.aminmax(flat))
     for name, dtype in _TYPES.items():
@@ -325,11 +291,102 @@ def encode_narrow(tensor: torch.Tensor, name: str) -> Encoded | None:
     if flat is None or flat.dtype.is_floating_point or is_capturing():
         return None
     dtype, limits = flat.dtype, torch.iinfo(_TYPES[name])
-    low, high = torch.aminmax(flat)
-    fits = (low >= limits.min) & (high <= limits.max)
-    on_host = flat.device.type == "cpu"
-    if on_host and not bool(fits):
+    low, high = (int(limit) for limit in torch.aminmax(flat))
+    if low < limits.min or high > limits.max:
         return None
     short = flat.to(_TYPES[name])
-    check = None if on_host else PendingCheck(fits)
-    return Encoded(short.nbytes, lambda: short.to(dtype), check)
+    return Encoded(short.nbytes, lambda: short.to(dtype))
+
+
+# Lossy: NaN and infinities come back as NaN.
+#
+# `fp16`, `fp8-e4m3`, `fp8-e5m2`: a block of 256 elements is multiplied by the power of two that
+# brings its largest element below 2 ** top; one byte an exponent keeps it. bf16 has float32's range
+# and needs no scale.
+
+_BLOCK = 256
+_MOST_SHIFT = 120  # so that a scale is an ordinary float32
+_SHORT = {
+    "fp16": (torch.float16, 15),
+    "fp8-e4m3": (torch.float8_e4m3fn, 8),
+    "fp8-e5m2": (torch.float8_e5m2, 15),
+}
+_ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def encode_reduced(tensor: torch.Tensor, name: str) -> Encoded | None:
+    flat = whole(tensor)
+    if flat is None or flat.dtype not in _ROUNDED:
+        return None
+    dtype, count = flat.dtype, flat.numel()
+    if name == "bf16":
+        plain = flat.to(torch.bfloat16)
+        return Encoded(plain.nbytes, lambda: plain.to(dtype)) if dtype.itemsize > 2 else None
+    kind, top = _SHORT[name]
+    if kind.itemsize >= flat.itemsize:
+        return None
+    blocks = torch.nn.functional.pad(flat.float(), (0, -count % _BLOCK)).view(-1, _BLOCK)
+    finite = blocks.isfinite()
+    largest = torch.where(finite, blocks.abs(), 0).amax(1)
+    exponent = ((largest.view(torch.int32) >> 23) & 255).clamp(min=1) - 126
+    shifts = (top - exponent).clamp(max=_MOST_SHIFT)
+    scaled = torch.where(finite, blocks * _power_of_two(shifts)[:, None], torch.nan)
+    short, shifts = scaled.to(kind), shifts.to(torch.int8)
+
+    def decode() -> torch.Tensor:
+        decoded = short.float() * _power_of_two(-shifts.int())[:, None]
+        return decoded.flatten()[:count].to(dtype)
+
+    return Encoded(count * kind.itemsize + shifts.nbytes, decode)
+
+
+def _power_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """Return powers of two for int32 exponents from -126 to 127."""
+    return ((exponents + 127) << 23).view(torch.float32)
+
+
+# `4-bit`: groups of 128 elements on 16 even steps from their smallest to their largest. Rounding is
+# up or down by chance, so that errors cancel on average. The chance is a hash of the element's
+# place and of how many tensors were encoded before: torch's random numbers are not used.
+
+_GROUP, _LEVELS = 128, 15
+_LEAST_STEP = 2.0**-120  # a group within smaller steps becomes its smallest element
+_SEEDS = itertools.count()
+_LOW_32 = 0xFFFFFFFF
+
+
+def encode_four_bits(tensor: torch.Tensor) -> Encoded | None:
+    flat = whole(tensor)
+    if flat is None or flat.dtype not in _ROUNDED:
+        return None
+    dtype, count, seed = flat.dtype, flat.numel(), _hashed(next(_SEEDS))
+    padding = -count % _GROUP
+    values = torch.cat([flat.float(), flat[-1:].float().expand(padding)])
+    groups = values.view(-1, _GROUP)
+    finite = groups.isfinite().all(1)
+    lowest, highest = groups.amin(1), groups.amax(1)
+    step = highest / _LEVELS - lowest / _LEVELS
+    inverse = torch.where(step > _LEAST_STEP, 1 / step, 0)
+    places = torch.arange(groups.numel(), device=flat.device).view(-1, _GROUP)
+    chance = (_hashed(places ^ seed) >> 8).float() * 2.0**-24
+    levels = ((groups - lowest[:, None]) * inverse[:, None] + chance).floor().clamp(0, _LEVELS)
+    levels = torch.where(finite[:, None], levels, 0)
+    lowest = torch.where(finite, lowest, torch.nan)
+    packed = pack_codes(levels.to(torch.uint8).flatten(), 4)
+
+    def decode() -> torch.Tensor:
+        codes = unpack_codes(packed, len(lowest) * _GROUP, 4).view(-1, _GROUP).float()
+        return (codes * step[:, None] + lowest[:, None]).flatten()[:count].to(dtype)
+
+    return Encoded(packed.nbytes + lowest.nbytes + step.nbytes, decode)
+
+
+def _hashed(number: Any) -> Any:
+    """32 bits that look random; the constants are Chris Wellons' lowbias32
+    (nullprogram.com/blog/2018/07/31)."""
+    number = number & _LOW_32
+    number = number ^ (number >> 16)
+    number = (number * 0x7FEB352D) & _LOW_32
+    number = number ^ (number >> 15)
+    number = (number * 0x846CA68B) & _LOW_32
+    return number ^ (number >> 16)
