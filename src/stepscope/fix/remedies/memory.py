@@ -100,16 +100,9 @@ ACTIVATION_CHECKPOINTING = Fix(
 #
 # Values are targets as records/change_values.py reads them: max, 5%, 0.5, 12GB, 2x.
 
-_COMPILED = (
-    "the script compiles its model, and the compiler already frees what it can recompute. "
-    "Set torch._functorch.config.activation_memory_budget to free more"
-)
-
-
 def _why_not_save_memory(facts: ScriptFacts, value: str) -> str | None:
     checkpointed = "the script already checkpoints its blocks, which then save little else"
     return first_reason(
-        (facts.compiled, _COMPILED),
         (facts.checkpointed, checkpointed),
         (not facts.roots, "stepscope saw no call of a model"),
     )
@@ -124,7 +117,6 @@ def _apply_save_memory(training: TrainingProcess, value: str) -> None:
     def attach(root: Any) -> None:
         from stepscope.errors import UsageError
         from stepscope.fix.saved import save_memory
-        from stepscope.fix.saved.attach import CompiledSaver
 
         try:
             saver = save_memory(
@@ -138,9 +130,6 @@ def _apply_save_memory(training: TrainingProcess, value: str) -> None:
             )
         except UsageError as error:
             leave_alone(str(error))
-            return
-        if isinstance(saver, CompiledSaver):  # another remedy compiled it
-            tell(saver.notes[0])
             return
         savers.append(saver)
         waiting.append(saver)

@@ -4,8 +4,6 @@ write the plan into the run folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -13,11 +11,11 @@ import torch
 
 from stepscope.errors import UsageError
 from stepscope.fix.model_structure import is_compiled
+from stepscope.fix.saved.compiled.compiled_saver import CompiledSaver
 from stepscope.fix.saved.memory_saver import MemorySaver
 from stepscope.fix.saved.save_plan import SavePlan
 from stepscope.fix.saved.step_record import LOSSY
 from stepscope.records.change_values import MemoryTarget, batch_factor, size_in_bytes
-from stepscope.text.figures import percent
 
 
 def save_memory(
@@ -32,6 +30,8 @@ def save_memory(
     warmup: int = 1,
     lossy: str | None = None,
     heavy: bool = False,
+    compile: bool = False,
+    rounding: bool = False,
 ) -> MemorySaver:
     """Save less for the model's backward pass, with the same results to the last bit.
 
@@ -41,16 +41,17 @@ def save_memory(
     recorded, later ones follow the plan. With `dry_run` the plan is made, `promise` says what it
     would bring, and nothing is changed; `plan` repeats an earlier one. `lossy="fp8-e4m3"` (or
     "bf16", "fp16", "fp8-e5m2", "4-bit") also rounds what is kept, after forward has used it:
-    results then differ. With `heavy`, matrix products and convolutions may be repeated as well."""
+    results then differ. With `heavy`, matmuls and convolutions may be repeated as well.
+
+    A model that torch.compile compiles, or that `compile=True` compiles here, is planned when its
+    graphs are compiled: call this before its first step. Matmuls and convolutions may always be
+    repeated there. `rounding=True` lets the compiler fuse what is repeated with its readers: more is
+    freed, and results are rounded as by another compilation."""
     if lossy is not None and lossy not in LOSSY:
         raise UsageError(f"lossy={lossy!r}: pass one of {', '.join(LOSSY)}")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module  # what DDP itself does differs from step to step
     _check(model, reduce, max_slowdown, warmup, plan)
-    if is_compiled(model):
-        others = {"budget": budget, "max_slowdown": max_slowdown, "batch": batch, "plan": plan}
-        others |= {"dry_run": dry_run or None, "lossy": lossy, "heavy": heavy or None}
-        return save_compiled(model, reduce, others)
     target = MemoryTarget(
         budget_bytes=None if budget is None else _bytes(budget),
         reduce=reduce,
@@ -58,6 +59,20 @@ def save_memory(
         batch=None if batch is None else _factor(batch),
         heavy=heavy,
     )
+    if compile and not is_compiled(model):
+        model.compile()
+    if is_compiled(model):
+        given = {"plan": plan, "lossy": lossy}
+        refused = [name for name, value in given.items() if value is not None]
+        if refused:
+            raise UsageError(
+                f"{refused[0]}= is not supported for a compiled model, whose plan is made when its "
+                "graphs are compiled: leave it out, or call save_memory on the model before it is "
+                "compiled"
+            )
+        return CompiledSaver(model, target, dry_run=dry_run, rounding=rounding)
+    if rounding:
+        raise UsageError("rounding=True is for compiled models: pass compile=True as well")
     return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup, lossy=lossy)
 
 
@@ -93,87 +108,6 @@ def _factor(batch: str | float) -> float:
         return batch_factor(batch)
     except ValueError as error:
         raise UsageError(f"batch: {error}") from None
-
-
-# For compiled models: the compiler decides what to recompute, within the share that it is given.
-#
-# `torch._functorch.config.activation_memory_budget` is one setting for the whole process, read when
-# a graph is compiled. Here it holds for one model: it is set around its calls and restored after
-# them.
-
-_USUAL_SHARE = 0.5
-
-
-class CompiledSaver(MemorySaver):
-    """Attached to a compiled model before its first step. There is no plan: the compiler has it."""
-
-    def __init__(self, model: torch.nn.Module, share: float) -> None:
-        self._latest = None
-        self.ended = None
-        self.notes = [
-            f"The model is compiled: graphs compiled from now on save about {percent(share)} "
-            "of what they would save."
-        ]
-        self._model = model
-        self._start_over()
-        self._share = share
-        self._patches: list[Any] = []
-        self._handles = []
-        self._compiled_call = model._compiled_call_impl
-        if self._compiled_call is not None:  # hooks would be compiled, too
-            model._compiled_call_impl = self._call
-        else:
-            self._handles = [
-                model.register_forward_pre_hook(self._enters_compiled, prepend=True),
-                model.register_forward_hook(self._leaves_compiled, always_call=True),
-            ]
-
-    def remove(self) -> None:
-        super().remove()
-        if self._compiled_call is not None:
-            self._model._compiled_call_impl = self._compiled_call
-
-    @contextmanager
-    def forward(self, *inputs: Any) -> Iterator[None]:
-        """Around the model and a compiled loss."""
-        del inputs
-        with _budget(self._share):
-            yield
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        with _budget(self._share):
-            return self._compiled_call(*args, **kwargs)
-
-    def _enters_compiled(self, module: Any, args: Any) -> None:
-        del module, args
-        patch = _budget(self._share)
-        patch.__enter__()
-        self._patches.append(patch)
-
-    def _leaves_compiled(self, *passed: Any) -> None:
-        del passed
-        if self._patches:
-            self._patches.pop().__exit__(None, None, None)
-
-
-def save_compiled(
-    model: torch.nn.Module, reduce: float | None, others: dict[str, Any]
-) -> CompiledSaver:
-    """Raises UsageError for targets that the compiler does not know."""
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise UsageError(
-            f"{given[0]}= is not supported for a compiled model. The compiler takes a share "
-            "of what it would save: pass reduce=0.5. Or call save_memory on the model before "
-            "it is compiled"
-        )
-    return CompiledSaver(model, _USUAL_SHARE if reduce is None else 1 - reduce)
-
-
-def _budget(share: float) -> Any:
-    from torch._functorch import config
-
-    return config.patch(activation_memory_budget=share)
 
 
 # What a run folder keeps of a plan: records/memory.py reads it.

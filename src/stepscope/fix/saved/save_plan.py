@@ -83,6 +83,16 @@ class PlanTimeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LadderPoint:
+    """The lowest peak of a compiled step for a share of added time."""
+
+    share: float
+    saved_bytes: int
+    peak_bytes: int
+    step_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
     """For one forward pass, recognised by its operators. Bytes are of what backward keeps, without
     parameters; a peak counts what backward itself makes again."""
@@ -104,20 +114,28 @@ class SavePlan:
     step_peak_bytes_before: int | None = None
     step_peak_bytes: int | None = None
     timeline: PlanTimeline | None = None
+    ladder: tuple[LadderPoint, ...] = ()  # of compiled models
 
     def for_other_shapes(self) -> SavePlan:
         """The same actions, for batches of another size."""
         return replace(self, uses=tuple(replace(use, shape=None) for use in self.uses))
 
     def changes_something(self) -> bool:
-        return any(use.action != KEEP for use in self.uses)
+        return any(one.action != KEEP for one in (*self.uses, *self.rows))
 
     @property
     def slowdown(self) -> float:
         return self.extra_ns / max(1, self.step_ns)
 
     def __str__(self) -> str:
-        return "\n".join([self.verdict(), *self.notes, "", *self._table()])
+        return "\n".join([self.verdict(), *self.notes, "", *self._table(), *self._ladder_lines()])
+
+    def _ladder_lines(self) -> list[str]:
+        """What more or less time would give."""
+        return [
+            f"{percent(point.share)} more time: peak {size(point.peak_bytes)}"
+            for point in self.ladder
+        ]
 
     def verdict(self) -> str:
         if self.peak_bytes >= self.peak_bytes_before:
@@ -188,6 +206,7 @@ class SavePlan:
             rows=tuple(PlanRow(**row) for row in data.pop("rows")),
             notes=tuple(data.pop("notes")),
             timeline=_timeline(data.pop("timeline", None)),
+            ladder=tuple(LadderPoint(**point) for point in data.pop("ladder", ())),
             **data,
         )
 

@@ -94,7 +94,7 @@ def _captured(context: StepContext) -> CapturedMemory:
     if compiled > total / 2:
         raise Refused(
             "save-memory: the model is compiled, and the compiler already frees this. "
-            "torch._functorch.config.activation_memory_budget frees more"
+            "save_memory(model, dry_run=True) plans its graphs before the first step"
         )
     if sum(row.free_bytes for row in rows) < _WORTH * total:
         advice = "".join(f". {words}" for words in _advice(captured))

@@ -8,17 +8,8 @@ from dataclasses import dataclass, replace
 from stepscope.fix.saved.compiled.graph_memory import SimulatedStep, kept_values
 from stepscope.fix.saved.compiled.recompute_ladder import LadderStep
 from stepscope.fix.saved.compiled.step_graph import GraphValue, StepGraph, operator_name
-from stepscope.fix.saved.save_plan import KEEP, RECOMPUTE, PlanRow
+from stepscope.fix.saved.save_plan import KEEP, RECOMPUTE, LadderPoint, PlanRow, SavePlan
 from stepscope.records.change_values import MemoryTarget
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LadderPoint:
-    """The lowest peak for a share of added time."""
-
-    share: float
-    peak_bytes: int
-    time_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +25,17 @@ class GraphPlan:
     extra_ns: int
     planning_ns: int
     gradient_bytes: int  # what backward leaves, counted in its peaks
-    target: str
     repeated: int  # operators
     ladder: tuple[LadderPoint, ...] = ()
 
     def with_ladder(self, shares: Sequence[float], steps: Sequence[SimulatedStep]) -> GraphPlan:
         points = tuple(
-            LadderPoint(share=share, peak_bytes=step.peak_bytes, time_ns=step.time_ns)
+            LadderPoint(
+                share=share,
+                saved_bytes=step.saved_bytes,
+                peak_bytes=step.peak_bytes,
+                step_ns=step.time_ns,
+            )
             for share, step in zip(shares, steps, strict=True)
         )
         return replace(self, ladder=points)
@@ -50,7 +45,6 @@ def describe(
     graph: StepGraph,
     plain: SimulatedStep,
     chosen: LadderStep,
-    target: MemoryTarget,
     planning_ns: int,
 ) -> GraphPlan:
     repeated = set(chosen.repeated)
@@ -71,8 +65,49 @@ def describe(
         extra_ns=max(0, chosen.step.time_ns - plain.time_ns),
         planning_ns=planning_ns,
         gradient_bytes=sum(value.size_bytes for value in graph.gradients),
-        target=target.text,
         repeated=len(repeated),
+    )
+
+
+def join(graphs: Sequence[GraphPlan], target: MemoryTarget) -> SavePlan:
+    """Return the plan of a model that was compiled into several graphs, in forward's order."""
+    before = _joint_peak([(plan.saved_bytes_before, plan.peak_bytes_before) for plan in graphs])
+    after = _joint_peak([(plan.saved_bytes, plan.peak_bytes) for plan in graphs])
+    return SavePlan(
+        operators=(),
+        repeated=(),
+        results=(),
+        uses=(),
+        rows=tuple(row for plan in graphs for row in plan.rows),
+        saved_bytes_before=sum(plan.saved_bytes_before for plan in graphs),
+        saved_bytes=sum(plan.saved_bytes for plan in graphs),
+        peak_bytes_before=before,
+        peak_bytes=after,
+        extra_ns=sum(plan.extra_ns for plan in graphs),
+        step_ns=sum(plan.step_ns for plan in graphs),
+        target=target.text,
+        ladder=_joint_ladder(graphs),
+    )
+
+
+def _joint_peak(graphs: Sequence[tuple[int, int]]) -> int:
+    """Return the peak of (saved, peak) graphs: what earlier ones save is there meanwhile."""
+    saved, highest = 0, 0
+    for saved_bytes, peak_bytes in graphs:
+        highest = max(highest, saved + peak_bytes)
+        saved += saved_bytes
+    return highest
+
+
+def _joint_ladder(graphs: Sequence[GraphPlan]) -> tuple[LadderPoint, ...]:
+    return tuple(
+        LadderPoint(
+            share=points[0].share,
+            saved_bytes=sum(point.saved_bytes for point in points),
+            peak_bytes=_joint_peak([(point.saved_bytes, point.peak_bytes) for point in points]),
+            step_ns=sum(point.step_ns for point in points),
+        )
+        for points in zip(*(plan.ladder for plan in graphs), strict=False)
     )
 
 

@@ -40,6 +40,15 @@ class MemoryPartitioner(CustomPartitionerFn):
         self._target, self._dry_run, self._exact = target, dry_run, exact
         self._on_plan, self._on_failure = on_plan, on_failure
 
+    def __deepcopy__(self, memo: Any) -> MemoryPartitioner:
+        """The compiler copies its settings; the model's saver hears of plans all the same."""
+        del memo
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The compiler may also write its settings down, for processes that only generate code."""
+        return {"_target": self._target, "_dry_run": True, "_exact": self._exact}
+
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -75,7 +84,7 @@ class MemoryPartitioner(CustomPartitionerFn):
         if chosen.repeated and not self._dry_run:
             split = split_again(forward, backward, outputs, graph, set(chosen.repeated))
         planning_ns = time.perf_counter_ns() - begin
-        plan = describe(graph, ladder.plain, chosen, self._target, planning_ns)
+        plan = describe(graph, ladder.plain, chosen, planning_ns)
         self._on_plan(plan.with_ladder(SHARES, [point.step for point in points]))
         return split
 
