@@ -7,10 +7,13 @@ before. Each kind begins at step AT of the rank that is at fault.
 from __future__ import annotations
 
 import fcntl
+import mmap
 import multiprocessing
 import os
+import pickle
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -178,13 +181,30 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
             elif KIND == "own-loader":
                 hangs()
                 time.sleep(1000)  # here: own-loader
+            elif KIND in ("worker-slow", "own-loader-slow"):
+                until = time.monotonic() + LONG_S
+                while time.monotonic() < until:
+                    sum(range(1000))
+            elif KIND == "worker-reads":
+                _read_slowly(torch.nn.Module(), time.monotonic() + LONG_S)
         return torch.ones(16)
 
 
+def _begin_slowly(_worker: int) -> None:
+    time.sleep(LONG_S)
+
+
 def batches(rank: int):
-    if KIND.startswith("worker") or KIND == "own-loader":
+    if KIND.startswith(("worker", "own-loader")):
         workers = 1 if KIND.startswith("worker") else 0
         yield from enumerate(torch.utils.data.DataLoader(Samples(rank), 8, num_workers=workers))
+    elif KIND == "epochs":
+        for epoch in range(2):
+            begin = _begin_slowly if epoch and rank == FAULTY else None
+            data = range(4 * STEPS)
+            loader = torch.utils.data.DataLoader(data, 8, num_workers=1, worker_init_fn=begin)
+            for step, _batch in enumerate(loader, epoch * len(loader)):
+                yield step, torch.ones(8, 16)
     else:
         for step in range(STEPS):
             yield step, read_batch(rank, step)
@@ -220,38 +240,167 @@ def exchange(rank: int, step: int, groups: list[dist.ProcessGroup]) -> None:
         work = dist.irecv(value, 0)
         hangs()
         work.wait()  # here: waits-later
+    elif KIND == "cut-link" and rank == FAULTY:
+        hangs()
+        subprocess.run(os.environ["CUT"].split(), check=True)
 
 
 def pause(rank: int, step: int, model: torch.nn.Module) -> None:
-    """Healthy, but long."""
-    if step != AT or (rank != FAULTY and not KIND.endswith("-all")):
-        return
-    kind = KIND.removesuffix("-all")
-    until = time.monotonic() + LONG_S
-    if kind == "evaluates":
-        model.eval()
-        with torch.no_grad():
-            while time.monotonic() < until:
-                model(torch.ones(8, 16))
-        model.train()
-    elif kind == "saves":
-        torch.save(SlowToSave(), "checkpoint.pt")
-    elif kind == "slow-disk":
-        data = Path("data")
-        data.write_bytes(bytes(8 << 20))
-        with data.open("rb", buffering=0) as file:
-            while time.monotonic() < until:
-                file.seek(0)
-                file.read(1 << 20)
-                time.sleep(0.1)
-    elif kind == "paused":  # by a debugger, which goes on later
-        os.kill(os.getpid(), signal.SIGSTOP)
+    """Healthy, but long: on one rank, or with -all on each."""
+    if step == AT and (rank == FAULTY or KIND.endswith("-all")):
+        long_work = PAUSES.get(KIND.removesuffix("-all"))
+        if long_work is not None:
+            Path("pauses").write_text(str(os.getpid()))
+            long_work(model, time.monotonic() + LONG_S)
+
+
+def _evaluate(model: torch.nn.Module, until: float) -> None:
+    model.eval()
+    with torch.no_grad():
+        while time.monotonic() < until:
+            model(torch.ones(8, 16))
+    model.train()
+
+
+def _evaluate_a_loader(model: torch.nn.Module, until: float) -> None:
+    """No eval(): only batches that are fetched without gradients."""
+    with torch.inference_mode():
+        for batch in torch.utils.data.DataLoader(range(100_000), 8):
+            getattr(model, "module", model)(batch.float().repeat(2))
+            if time.monotonic() > until:
+                break
+
+
+@torch.no_grad()
+def _estimate_loss(model: torch.nn.Module, until: float) -> None:
+    while time.monotonic() < until:
+        model(torch.ones(8, 16))
+
+
+def _score(model: torch.nn.Module, until: float) -> None:
+    """Predictions take a moment, the score is counted in Python."""
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(8, 16))
+    while time.monotonic() < until:
+        sum(range(1000))
+    model.train()
 
 
 class SlowToSave:
     def __reduce__(self) -> tuple[type, tuple[()]]:
         time.sleep(LONG_S)
         return (dict, ())
+
+
+def _save(model: torch.nn.Module, until: float) -> None:
+    torch.save(SlowToSave(), "checkpoint.pt")
+
+
+def _pickle(model: torch.nn.Module, until: float) -> None:
+    with Path(f"checkpoint-{os.getpid()}").open("wb") as file:
+        pickle.dump(SlowToSave(), file)
+
+
+def _write_slowly(model: torch.nn.Module, until: float) -> None:
+    """A checkpoint in a format of one's own, on a disk of 4 MB/s."""
+    with Path(f"own-format-{os.getpid()}").open("wb") as file:
+        while time.monotonic() < until:
+            file.write(bytes(1 << 20))
+            os.fsync(file.fileno())
+            time.sleep(0.25)
+
+
+def _read_slowly(model: torch.nn.Module, until: float) -> None:
+    data = Path(f"data-{os.getpid()}")
+    data.write_bytes(bytes(8 << 20))
+    with data.open("rb", buffering=0) as file:
+        while time.monotonic() < until:
+            file.seek(0)
+            file.read(1 << 20)
+            time.sleep(0.1)
+
+
+def _read_in_bursts(model: torch.nn.Module, until: float) -> None:
+    """A disk that many share: 4 MB every two seconds."""
+    data = Path(f"data-{os.getpid()}")
+    data.write_bytes(bytes(4 << 20))
+    while time.monotonic() < until:
+        data.read_bytes()
+        time.sleep(2)
+
+
+def _swap(model: torch.nn.Module, until: float) -> None:
+    """Each page that is touched comes from the disk, as swapped memory does."""
+    with Path(f"swapped-{os.getpid()}").open("w+b") as file:
+        file.truncate(16 << 20)
+        with mmap.mmap(file.fileno(), 0) as memory:
+            memory.write(bytes(len(memory)))
+            memory.flush()
+            memory.madvise(mmap.MADV_RANDOM)
+            while time.monotonic() < until:
+                memory.madvise(mmap.MADV_DONTNEED)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                for start in range(0, len(memory), 64 << 10):
+                    memory[start]
+                    time.sleep(0.005)
+
+
+def _compile(model: torch.nn.Module, until: float) -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        while time.monotonic() < until:
+            sum(range(1000))
+        return graph.forward
+
+    torch.compile(torch.nn.Linear(16, 4), backend=backend)(torch.ones(8, 16))
+
+
+def _compile_elsewhere(model: torch.nn.Module, until: float) -> None:
+    """The compiler is another program."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        subprocess.run(["sleep", str(LONG_S)], check=True)
+        return graph.forward
+
+    torch.compile(torch.nn.Linear(16, 4), backend=backend)(torch.ones(8, 16))
+
+
+def _compile_with_inductor(model: torch.nn.Module, until: float) -> None:
+    torch.compile(torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(9))))(
+        torch.ones(8, 16)
+    ).sum().backward()
+
+
+def _run_a_program(model: torch.nn.Module, until: float) -> None:
+    """It counts a score, or builds an extension."""
+    busy = f"import time\nwhile time.monotonic() < {until}: pass"
+    subprocess.run([sys.executable, "-S", "-c", busy], check=True)
+
+
+def _break(model: torch.nn.Module, until: float) -> None:
+    breakpoint()
+
+
+PAUSES = {
+    "evaluates": _evaluate,
+    "evaluates-a-loader": _evaluate_a_loader,
+    "estimates": _estimate_loss,
+    "scores": _score,
+    "saves": _save,
+    "pickles": _pickle,
+    "slow-disk": _read_slowly,
+    "slow-disk-writes": _write_slowly,
+    "bursts": _read_in_bursts,
+    "swaps": _swap,
+    "compiles": _compile,
+    "compiles-elsewhere": _compile_elsewhere,
+    "inductor": _compile_with_inductor,
+    "program": _run_a_program,
+    "breakpoint": _break,
+    "held": lambda *_: time.sleep(1.0),  # whoever started it attaches a debugger meanwhile
+    "suspended": lambda *_: time.sleep(1.0),
+    "paused": lambda *_: os.kill(os.getpid(), signal.SIGSTOP),
+}
 
 
 def train(rank: int, *_: object) -> None:

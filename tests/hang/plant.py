@@ -79,8 +79,12 @@ HANGS = (
     _here("never-starts", "missing", launcher=TORCHRUN),
 )
 HEALTHY = (
-    *("evaluates", "evaluates-all", "saves", "saves-all", "slow-disk", "slow-disk-all"),
-    *("paused", "writes-afterwards", "nothing"),
+    *("evaluates", "evaluates-all", "evaluates-a-loader", "estimates", "scores"),
+    *("saves", "saves-all", "pickles", "slow-disk-writes", "slow-disk-writes-all"),
+    *("slow-disk", "slow-disk-all", "bursts", "bursts-all", "swaps", "swaps-all"),
+    *("compiles", "compiles-all", "compiles-elsewhere", "inductor", "inductor-all", "program"),
+    *("worker-slow", "worker-reads", "epochs", "writes-afterwards", "nothing"),
+    *("breakpoint", "held", "suspended"),
 )
 
 
@@ -123,6 +127,7 @@ def start(words: list[str], folder: Path, *options: str, after_s: float) -> subp
         return subprocess.Popen(
             [*run, "--hang-after", f"{after_s}s", *options, "--", *words],
             cwd=folder,
+            stdin=subprocess.PIPE,
             stdout=out,
             stderr=errors,
             start_new_session=True,
@@ -187,20 +192,54 @@ def ask(folder: Path) -> dict[str, Any]:
 
 
 def play_healthy(kind: str, folder: Path, *, ranks: int = 2) -> Outcome:
-    """To its end. A process that stops itself, as if a debugger held it, goes on after a while."""
+    """To its end. What a person would do meanwhile, a debugger's user for one, is done here."""
     launcher = TORCHRUN if ranks > 1 else ALONE
     process = start(command(kind, ranks, launcher), folder, after_s=AFTER_S)
     try:
         until = time.monotonic() + LIMIT_S
-        stopped: float | None = None
+        act = ACTS.get(kind)
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.2)
-            for pid in processes_of(folder) if kind == "paused" else ():
-                with contextlib.suppress(OSError):
-                    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                        stopped = stopped or time.monotonic()
-                        if time.monotonic() - stopped > PAUSED_S:
-                            os.kill(pid, signal.SIGCONT)
+            if act is not None and (folder / "pauses").exists():
+                act(process, folder)
+                act = None
+        assert process.poll() == 0, (folder / "err").read_text()[-2000:]
         return Outcome(sentence(folder), None, ask(folder), (folder / "err").read_text()[-2000:])
     finally:
         end(process, folder)
+
+
+def _type_continue(process: subprocess.Popen[bytes], folder: Path) -> None:
+    time.sleep(PAUSED_S)
+    assert process.stdin is not None
+    process.stdin.write(b"c\n")
+    process.stdin.flush()
+
+
+def _hold(_process: subprocess.Popen[bytes], folder: Path) -> None:
+    """gdb stops the process, and lets it go when it ends."""
+    words = ["gdb", "-p", (folder / "pauses").read_text(), "-batch", "-ex", f"shell sleep {PAUSED_S}"]
+    subprocess.run(words, capture_output=True, check=True)
+
+
+def _suspend(_process: subprocess.Popen[bytes], folder: Path) -> None:
+    """As a laptop that is closed, or a job that its scheduler suspends."""
+    pids = processes_of(folder)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        time.sleep(PAUSED_S if number == signal.SIGSTOP else 0)
+
+
+def _continue(_process: subprocess.Popen[bytes], folder: Path) -> None:
+    time.sleep(PAUSED_S)
+    os.kill(int((folder / "pauses").read_text()), signal.SIGCONT)
+
+
+ACTS = {
+    "breakpoint": _type_continue,
+    "held": _hold,
+    "suspended": _suspend,
+    "paused": _continue,
+}

@@ -71,6 +71,11 @@ class HangProcess(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     rss_bytes: Bytes | None = None
     moved: HangMoved = HangMoved()
+    ended_by: str = ""  # "SIGKILL", "exit code 1": nobody has waited for it yet
+    out_of_memory: Count = 0  # processes that its system has killed for memory meanwhile
+    stderr: str = ""  # the file, or "a pipe", "a terminal"
+    shares_stderr: bool = False  # with other ranks
+    last_lines: list[str] = []  # of that file, when it ended
     threads: list[HangThread] = []  # of a loader worker that wrote its own stack
     native: str = ""  # what py-spy printed
 
@@ -246,5 +251,6 @@ class HangAnswer(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Count = 0  # ranks that wait for them
     seconds: Seconds | None = None  # how long, so far or until it went on
     groups: tuple[HangingRanks, ...] = ()
+    last_lines: tuple[str, ...] = ()  # that a rank which ended wrote to stderr
     world_size: Ranks | None = None
     notes: tuple[Note, ...] = ()

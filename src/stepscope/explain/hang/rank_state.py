@@ -231,7 +231,22 @@ def _end_words(rank: HangRank) -> str:
         return f"it ended with {rank.last_words.exception}"
     if rank.status == "finished":
         return f"it ended after {counted(rank.steps or 0, 'step')}, as if its work was done"
-    return "it is gone (a signal killed it, or it left by os._exit)"
+    outside = rank.outside or HangProcess()
+    words = "it is gone (a signal killed it, or it left by os._exit)"
+    if outside.ended_by:
+        how = "was killed by" if outside.ended_by.startswith("SIG") else "ended with"
+        words = f"it {how} {outside.ended_by}"
+    memory = ", and its host killed a process for lack of memory"
+    return f"{words}{memory}" if outside.out_of_memory else words
+
+
+def stderr_words(outside: HangProcess) -> str | None:
+    """Where the last words of a rank that ended are."""
+    file = outside.stderr
+    if not file.startswith("/"):
+        return f"its stderr went to {file}: its last lines are not known here" if file else None
+    shared = ", which other ranks write as well" if outside.shares_stderr else ""
+    return f"its last lines come from {file}{shared}" if outside.last_lines else None
 
 
 def _last_line(rank: HangRank) -> HangFrame | None:

@@ -19,6 +19,7 @@ from stepscope.explain.hang.rank_state import (
     find_waits,
     lock_waiters,
     rank_doing,
+    stderr_words,
     worker_at_fault,
     worker_line,
 )
@@ -30,6 +31,7 @@ from stepscope.records.hang import (
     HangFrame,
     HangingRanks,
     HangKind,
+    HangProcess,
     HangRank,
 )
 from stepscope.records.quality import MAX_RANKS
@@ -93,14 +95,21 @@ def _explain(evidence: HangEvidence, now: float) -> HangAnswer:
     seconds = _seconds(evidence, current, now)
     since = f" since {long_duration(1e9 * seconds)}" if seconds else ""
     faulty = set(answer.ranks)
+    ended = [states[rank].rank for rank in answer.ranks if _is_over(states.get(rank))]
+    last = next((rank.outside for rank in ended if rank.outside is not None), HangProcess())
     return replace(
         answer,
         verdict=sentence(answer.verdict.replace("{since}", since)),
         seconds=seconds,
         groups=_groups(states, faulty),
+        last_lines=tuple(last.last_lines),
         next=_NEXT.get(answer.kind, ()),
         is_hang=answer.kind not in ("none", "slow"),
     )
+
+
+def _is_over(state: RankDoing | None) -> bool:
+    return state is not None and state.doing == "ended"
 
 
 def _seen_outside(evidence: HangEvidence, recorded: Sequence[HangRank]) -> bool:
@@ -268,7 +277,9 @@ def _details(state: RankDoing) -> tuple[str, ...]:
         for thread, where in lock_waiters(record)[:_MOST_NAMED]:
             if state.doing == "lock" and not thread.trains:
                 lines.append(f"thread {thread.name} waits as well{_at(where)}")
-    if rank.outside is not None and rank.outside.pid:
+    if _is_over(state) and rank.outside and (words := stderr_words(rank.outside)):
+        lines.append(words)
+    elif rank.outside is not None and rank.outside.pid:
         lines.append(f"process {rank.outside.pid} has state {rank.outside.state or 'unknown'}")
     if state.doing == "loader" and record is not None:
         worker = worker_at_fault(record)

@@ -76,7 +76,7 @@ def read_text(path: Path | str, most: int = 1 << 20) -> str:
 class Stat:
     """The fields of a stat file that tell whether something runs."""
 
-    __slots__ = ("cpu_ticks", "major_faults", "name", "parent", "started_ticks", "state")
+    __slots__ = ("cpu_ticks", "major_faults", "name", "parent", "started_ticks", "state", "status")
 
     def __init__(self, text: str) -> None:
         head, _, rest = text.rpartition(")")  # a name may hold brackets
@@ -87,6 +87,7 @@ class Stat:
         self.major_faults = int(fields[9])
         self.cpu_ticks = int(fields[11]) + int(fields[12])
         self.started_ticks = int(fields[19])
+        self.status = int(fields[49])  # as wait() gives it, of a process that has ended
 
     @classmethod
     def read(cls, path: Path | str) -> Stat | None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic, time  # a script may replace those of the module
 from types import CodeType, FrameType
@@ -149,6 +150,8 @@ class HangWatch:
         phase = self._phases.phase
         if phase in _LONG_PHASES:
             return phase
+        if is_without_gradients(frame):
+            return "evaluation"
         return "after_training" if self._loop.has_left(frame) else phase
 
     # What ranks and `stepscope run` ask each other: a file in the run folder, by its time.
@@ -294,6 +297,9 @@ class Patience:
 _MOST_LOOKS = 2000
 _MOST_DEPTH = 400
 _MOST_SOURCE = 4 << 20
+_DECORATES = f"torch{os.sep}utils{os.sep}_contextlib.py"  # runs what @no_grad() decorates
+_DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
+_NO_GRADIENTS = {"no_grad", "inference_mode"}
 
 Chain = list[tuple[CodeType, int]]  # outermost first
 
@@ -332,7 +338,7 @@ class TrainingLoop:
             seen = self._lines.get(id(code))
             if seen is None:
                 return False  # called from a line of the loop
-            loops = _loops(code.co_filename)
+            loops = _blocks(code.co_filename)[0]
             if any(first <= line <= last and _meets(seen[1], first, last) for first, last in loops):
                 return False
             if line not in seen[1]:
@@ -340,18 +346,50 @@ class TrainingLoop:
         return False
 
 
+def is_without_gradients(frame: FrameType | None) -> bool:
+    """Whether the user's own code runs inside no_grad() or inference_mode(), as evaluation does."""
+    is_own = False  # the frame that this one has called
+    for _ in range(_MOST_DEPTH):
+        if frame is None:
+            break
+        file, line = frame.f_code.co_filename, frame.f_lineno or 0
+        if _DISTRIBUTED in file:
+            return False  # it waits for others, which decide
+        if is_own and file.endswith(_DECORATES):
+            return True
+        is_own = not is_library(file)
+        if is_own and any(first <= line <= last for first, last in _blocks(file)[1]):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _meets(lines: set[int], first: int, last: int) -> bool:
     return any(first <= line <= last for line in lines)
 
 
-def _loops(file: str) -> list[tuple[int, int]]:
-    """The first and last line of each loop; none where the source is not at hand."""
+@lru_cache(maxsize=16)
+def _blocks(file: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """First and last lines of loops, and of blocks without gradients; none without the source."""
     syntax: Any = sys.modules.get("ast")  # torch has loaded it
     if syntax is None or not hasattr(syntax, "walk"):
-        return []
+        return [], []
     try:
-        tree = syntax.parse(system.read_text(file, _MOST_SOURCE))
+        nodes = list(syntax.walk(syntax.parse(system.read_text(file, _MOST_SOURCE))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    kinds = (syntax.For, syntax.While, syntax.AsyncFor)
-    return [(node.lineno, node.end_lineno) for node in syntax.walk(tree) if isinstance(node, kinds)]
+        return [], []
+    loops = (syntax.For, syntax.While, syntax.AsyncFor)
+    return (
+        [(node.lineno, node.end_lineno) for node in nodes if isinstance(node, loops)],
+        [
+            (node.lineno, node.end_lineno)
+            for node in nodes
+            if isinstance(node, syntax.With)
+            and any(_NO_GRADIENTS & _names(syntax, item.context_expr) for item in node.items)
+        ],
+    )
+
+
+def _names(syntax: Any, expression: Any) -> set[str]:
+    nodes = syntax.walk(expression)
+    return {getattr(node, "attr", None) or getattr(node, "id", "") for node in nodes}

@@ -23,12 +23,19 @@ from stepscope.ui.words import one_line
 
 MOST_TOKENS = 2000
 # Without a tokenizer, each piece counts as the most that tokenizers usually make of it: a word a
-# token for every three letters, what is too long for a word two for every three, a number one for
-# every three digits, other characters one each, and outside ASCII one for every byte. Real answers
+# token for every three letters, letters that form no word two for every three, a number one for
+# every two digits, other characters one each, and outside ASCII one for every byte. Real answers
 # then have a third fewer tokens than the bound: room for spaces that a client adds.
-_PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\x00-\x7f]|\S")
-_LETTERS, _DIGITS = 3, 3
+_PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\x00-\x7f]|  +|\S")
+_LETTERS, _DIGITS = 3, 2
 _LONG_WORD = 8
+# Pairs of letters that make up three quarters of words and names; less than half are common in
+# what forms no word.
+_PAIRS = (
+    "instortereeronatesthseancoendearnehealraedmenoleroeltintettrndidcenstslaitchloispeunepachaura"
+    "sutcangtatoimfoeaowliamoptupunaouncrtctotlldirnompaveifecadlfplrinpioofrdhompefexosgelsicfirs"
+)
+_COMMON = frozenset(_PAIRS[start : start + 2] for start in range(0, len(_PAIRS), 2))
 _NAME_TOKENS = 10  # what stands around a name: brackets, and the numbers of its rows
 _ROW_TOKENS = 900  # a value that takes more is cut into its parts
 TEXT_TOKENS = 220  # the sentences for people, beside a page
@@ -54,9 +61,15 @@ def count_tokens(text: str) -> int:
 def _piece_tokens(piece: str) -> int:
     if not piece.isascii():
         return len(piece.encode("utf-8", "replace"))
+    if piece.isspace():
+        return 1
     if piece.isalpha():
-        beyond = max(0, len(piece) - _LONG_WORD)
-        return -(-(len(piece) - beyond) // _LETTERS) - (-2 * beyond // 3)
+        small, length = piece.lower(), len(piece)
+        common = sum(small[start : start + 2] in _COMMON for start in range(length - 1))
+        if 2 * common < length - 1:
+            return -(-2 * length // 3)
+        beyond = max(0, length - _LONG_WORD)
+        return -(-(length - beyond) // _LETTERS) - (-2 * beyond // 3)
     return -(-len(piece) // _DIGITS) if piece.isdigit() else 1
 
 
