@@ -6,6 +6,7 @@ before. Each kind begins at step AT of the rank that is at fault.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import multiprocessing
@@ -94,6 +95,21 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _crash() -> None:
+    _keep_sockets()
+    hangs()
+    ctypes.string_at(0)
+
+
+def _abort() -> None:
+    """As C++ does: no exception of Python's, but a line before."""
+    _keep_sockets()
+    sys.stderr.write(f"terminate called: the last words of rank {FAULTY}\n")
+    sys.stderr.flush()
+    hangs()
+    os.abort()
+
+
 def _raise() -> None:
     _keep_sockets()
     hangs()
@@ -150,6 +166,8 @@ READING = {
     "lock": _take_held_lock,
     "two-locks": _take_locks_in_turn,
     "killed": _die,
+    "crashes": _crash,
+    "aborts": _abort,
     "raised": _raise,
     "leaves": _leave,
     "stopped": _stop,

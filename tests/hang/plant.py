@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).with_name("hanging.py")
-SPAWN, TORCHRUN, ALONE = "spawn", "torchrun", "alone"
+SPAWN, TORCHRUN, ALONE, TWO_HOSTS = "spawn", "torchrun", "alone", "two-hosts"
 AFTER_S = 3.0
 LIMIT_S, PAUSED_S = 120.0, 15.0
 MARK = "PLANTED_IN"  # in the environment of all processes of one hang
@@ -31,6 +34,7 @@ class Plant:
     launcher: str = SPAWN
     line: str | None = None  # None: no line is known; else the mark of the line
     faulty: tuple[int, ...] | None = None  # None: the last rank
+    says: str = ""  # is in the verdict, or in the last lines of stderr
 
     @property
     def name(self) -> str:
@@ -61,7 +65,9 @@ HANGS = (
     _here("lock", "deadlock"),
     _here("two-locks", "deadlock", launcher=TORCHRUN),
     _here("queue", "deadlock", "blocked", "missing"),
-    Plant("killed", ("ended",), ranks=3),
+    Plant("killed", ("ended",), ranks=3, says="killed by SIGKILL"),
+    Plant("crashes", ("ended",), says="killed by SIGSEGV"),
+    Plant("aborts", ("ended",), ranks=3, says="the last words of rank 2"),
     _here("raised", "ended"),
     Plant("leaves", ("ended",), launcher=TORCHRUN),
     Plant("stopped", ("stopped",), launcher=TORCHRUN),
@@ -77,6 +83,8 @@ HANGS = (
     _here("receives", "missing", "unknown"),
     _here("waits-later", "missing", "unknown", launcher=TORCHRUN),
     _here("never-starts", "missing", launcher=TORCHRUN),
+    _here("never-starts", "missing", ranks=3),
+    Plant("cut-link", ("unreachable",), launcher=TWO_HOSTS, faulty=(0, 1)),
 )
 HEALTHY = (
     *("evaluates", "evaluates-all", "evaluates-a-loader", "estimates", "scores"),
@@ -102,7 +110,10 @@ class Outcome:
         here = plant.line is None or _line(plant.line)
         right_line = here is True or where.get("line") in (here, here - (plant.kind == "loop"))
         right_ranks = tuple(self.answer.get("ranks", ())) == plant.at_fault
-        return right_line and right_ranks and self.answer.get("kind") in plant.answers
+        words = (self.answer.get("verdict", ""), *self.answer.get("last_lines", ()))
+        right_words = any(plant.says in line for line in words)
+        is_right = right_line and right_ranks and right_words
+        return is_right and self.answer.get("kind") in plant.answers
 
 
 def command(kind: str, ranks: int, launcher: str) -> list[str]:
@@ -165,7 +176,12 @@ def play(
     """Until `run` says who hangs; then `hang` is asked, while the job still hangs."""
     if plant.kind == "never-starts":
         after_s = 1.0
-    words = command(plant.kind, plant.ranks, plant.launcher)
+    if plant.launcher == TWO_HOSTS:
+        hosts = _two_hosts(f"{os.getpid()}{next(_NUMBERS)}")
+        words = command(plant.kind, plant.ranks, ALONE)
+        words = ["sh", "-c", f"{_on_host(hosts, 0, words)} & {_on_host(hosts, 1, words)}; wait"]
+    else:
+        hosts, words = (), command(plant.kind, plant.ranks, plant.launcher)
     process = start(words, folder, *options, after_s=after_s)
     try:
         until = time.monotonic() + LIMIT_S
@@ -177,6 +193,36 @@ def play(
         return Outcome(said, took, ask(folder), (folder / "err").read_text()[-2000:])
     finally:
         end(process, folder)
+        for host in hosts:
+            subprocess.run(["ip", "netns", "del", host], check=False)
+
+
+_NUMBERS = itertools.count()
+
+
+def has_namespaces() -> bool:
+    return os.geteuid() == 0 and shutil.which("ip") is not None
+
+
+def _two_hosts(name: str) -> tuple[str, str]:
+    """Two network namespaces with a link between them, named like their ends of it."""
+    a, b = f"h{name}a", f"h{name}b"
+    added = (
+        *(f"netns add {host}" for host in (a, b)),
+        f"link add {a} netns {a} type veth peer name {b} netns {b}",
+        *(f"-n {host} addr add 10.77.0.{n}/24 dev {host}" for n, host in ((1, a), (2, b))),
+        *(f"-n {host} link set {link} up" for host in (a, b) for link in ("lo", host)),
+    )
+    for words in added:
+        subprocess.run(["ip", *words.split()], check=True)
+    return a, b
+
+
+def _on_host(hosts: tuple[str, ...], rank: int, words: list[str]) -> str:
+    cut = f"ip -n {hosts[-1]} link set {hosts[-1]} down"
+    host = hosts[rank]
+    env = f"RANK={rank} WORLD_SIZE=2 MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME={host}"
+    return f"CUT='{cut}' {env} ip netns exec {host} {shlex.join(words)}"
 
 
 def sentence(folder: Path) -> str | None:
@@ -218,7 +264,14 @@ def _type_continue(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 def _hold(_process: subprocess.Popen[bytes], folder: Path) -> None:
     """gdb stops the process, and lets it go when it ends."""
-    words = ["gdb", "-p", (folder / "pauses").read_text(), "-batch", "-ex", f"shell sleep {PAUSED_S}"]
+    words = [
+        "gdb",
+        "-p",
+        (folder / "pauses").read_text(),
+        "-batch",
+        "-ex",
+        f"shell sleep {PAUSED_S}",
+    ]
     subprocess.run(words, capture_output=True, check=True)
 
 

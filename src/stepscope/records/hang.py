@@ -26,6 +26,7 @@ class HangFrame(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
     own: bool = False
     text: str = ""
+    numbers: dict[str, Count] = {}  # arguments of torch's functions that name ranks
 
     @property
     def place(self) -> Place:
@@ -53,6 +54,7 @@ class HangMoved(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: Seconds | None = None
     input_bytes: Change | None = None
     output_bytes: Change | None = None
+    disk_bytes: Change | None = None  # read
     major_faults: Change | None = None
 
 
@@ -71,6 +73,7 @@ class HangProcess(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     rss_bytes: Bytes | None = None
     moved: HangMoved = HangMoved()
+    lately: HangMoved = HangMoved()  # over some more seconds
     ended_by: str = ""  # "SIGKILL", "exit code 1": nobody has waited for it yet
     out_of_memory: Count = 0  # processes that its system has killed for memory meanwhile
     stderr: str = ""  # the file, or "a pipe", "a terminal"
@@ -219,7 +222,7 @@ HangKind = Literal[
     "deadlock",  # groups or locks wait for each other
     "loader",  # a batch never comes
     "ended",  # a rank has ended
-    "stopped",  # a rank is stopped by a signal or a debugger
+    "stopped",  # a rank is stopped by a signal
     "device",  # the GPU does not finish, or does not answer
     "unreachable",  # a peer does not answer
     "loop",  # Python runs and runs

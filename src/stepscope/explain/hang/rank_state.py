@@ -24,6 +24,7 @@ from stepscope.text.words import counted
 Doing = Literal[
     "ended",
     "stopped",
+    "held",  # by a debugger
     "silent",  # nothing was recorded
     "collective",
     "loader",
@@ -36,7 +37,7 @@ Doing = Literal[
 ]
 _RUNS = 0.5  # of the time between two looks
 _MOVES_BYTES_S, _MOVES_FAULTS_S = 256 << 10, 20
-STOPPED = ("T", "t")
+STOPPED, TRACED = ("T", "t"), "t"
 DEAD = ("Z", "X", "x")
 _LONG_WORDS = {
     "evaluation": "it is evaluating",
@@ -46,7 +47,11 @@ _LONG_WORDS = {
     "start_up": "it has not ended its first step",
     "after_training": "it has left the training loop",
     "capture": "it writes what stepscope recorded",
+    "import": "it is importing modules",
 }
+_DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
+_WAITS_FOR_CHILD = ("/subprocess.py", "/multiprocessing/")
+_LONG_TIMES = 20  # limits: what works on for longer may have no end
 _LOADER = "torch/utils/data/"
 _DISTRIBUTED = ("torch/distributed/", "torch/nn/parallel/")
 _BACKWARD = ("torch/autograd/", "torch/_tensor.py")
@@ -73,6 +78,7 @@ class RankDoing(NamedTuple):
     where: HangFrame | None = None
     waits_for: HangCollective | None = None
     kind: str = ""  # of the collective, where only the stack tells it
+    peer: int | None = None  # the rank that it sends to or receives from
 
     @property
     def place(self) -> Place | None:
@@ -86,8 +92,9 @@ def rank_doing(rank: HangRank) -> RankDoing:
     if _has_ended(rank):
         return RankDoing(rank, "ended", _end_words(rank), _last_line(rank))
     if outside is not None and outside.state in STOPPED:
-        words = "it is stopped (SIGSTOP or a debugger)"
-        return RankDoing(rank, "stopped", words, where)
+        if outside.state == TRACED:
+            return RankDoing(rank, "held", "it is held by a debugger", where)
+        return RankDoing(rank, "stopped", "it is stopped (SIGSTOP)", where)
     if record is None:
         return RankDoing(rank, "silent", _silent_words(outside), _native_line(outside))
     thread = training_thread(record)
@@ -102,16 +109,24 @@ def _living(
     calls = _library_calls(thread)
     open_collectives = [one for one in _collectives(record) if not one.ended and not one.p2p]
     waits_for = open_collectives[0] if open_collectives else None
+    is_long = record.phase in _LONG_WORDS and not record.suspects
+    if _mentions(calls, _DEBUGGERS):
+        return RankDoing(rank, "held", "it is held by a debugger", where)
     if _mentions(calls, (_LOADER,)) and where is not None and _loader_waits(calls):
-        return RankDoing(rank, "loader", f"it waits for a batch{_worker_words(record)}", where)
+        waits = _waits_for_worker(rank, record, where)
+        if not is_long or _worker_is_lost(record):
+            return waits
     if any(call.function.endswith(INIT) for call in calls):
         words = f"it waits for other ranks in {INIT}"
         return RankDoing(rank, "collective", words, where, None, INIT)
     if _in_collective(thread, calls, where, waits_for):
         kind = waits_for.kind if waits_for is not None else _called_kind(calls)
         words = f"it waits in {kind or 'a collective'}"
-        return RankDoing(rank, "collective", words, where, waits_for, kind)
-    if record.phase in _LONG_WORDS and not record.suspects:
+        peer = _peer(calls) if waits_for is None else None
+        if peer is not None:
+            words += f" {'to' if kind == 'send' else 'from'} rank {peer}"
+        return RankDoing(rank, "collective", words, where, waits_for, kind, peer)
+    if is_long:
         return RankDoing(rank, "long", _LONG_WORDS[record.phase], where)
     if (lock := lock_words(thread, calls, where)) and not _is_running(thread, record):
         return RankDoing(rank, "lock", lock, where)
@@ -119,9 +134,22 @@ def _living(
         return RankDoing(rank, "device", _device_words(record), where)
     if _is_running(thread, record):
         return RankDoing(rank, "python", "it runs without an end so far", where)
-    if moving := _moving_words(record):
+    if moving := _moving_words(record) or _child_words(thread, calls, record):
         return RankDoing(rank, "moving", moving, where)
     return RankDoing(rank, "blocked", _call_words(thread), where)
+
+
+def _waits_for_worker(rank: HangRank, record: HangRecord, where: HangFrame) -> RankDoing:
+    child = worker_at_fault(record)
+    if child is not None and _works(child, record):
+        words = f"it waits for a batch of worker {child.pid}, which still works"
+        return RankDoing(rank, "moving", words, worker_line(child) or where)
+    return RankDoing(rank, "loader", f"it waits for a batch{_worker_words(record)}", where)
+
+
+def _worker_is_lost(record: HangRecord) -> bool:
+    child = worker_at_fault(record)
+    return child is not None and child.state in (*DEAD, *STOPPED)
 
 
 # Stacks.
@@ -180,6 +208,12 @@ def _called_kind(calls: Sequence[HangFrame]) -> str:
     return next((kind for name in names for kind in _KINDS if name.startswith(kind)), "")
 
 
+def _peer(calls: Sequence[HangFrame]) -> int | None:
+    """The rank in the arguments of torch's send or recv."""
+    named = (call.numbers.get(name) for call in calls for name in ("src", "dst"))
+    return next((peer for peer in named if peer is not None), None)
+
+
 def _collectives(record: HangRecord) -> list[HangCollective]:
     return record.collectives.last if record.collectives is not None else []
 
@@ -221,9 +255,11 @@ def _has_ended(rank: HangRank) -> bool:
     outside = rank.outside
     if rank.record is not None:
         return False
+    if rank.status == "finished":
+        return True
     if outside is not None:
         return outside.gone or outside.state in DEAD
-    return rank.status == "finished" or rank.state in ("gone", "restarted")
+    return rank.state in ("gone", "restarted")
 
 
 def _end_words(rank: HangRank) -> str:
@@ -245,8 +281,10 @@ def stderr_words(outside: HangProcess) -> str | None:
     file = outside.stderr
     if not file.startswith("/"):
         return f"its stderr went to {file}: its last lines are not known here" if file else None
+    if not outside.last_lines:
+        return f"it wrote nothing to its stderr, {file}"
     shared = ", which other ranks write as well" if outside.shares_stderr else ""
-    return f"its last lines come from {file}{shared}" if outside.last_lines else None
+    return f"its stderr is {file}{shared}"
 
 
 def _last_line(rank: HangRank) -> HangFrame | None:
@@ -289,14 +327,34 @@ def _runs(cpu_s: float | None, seconds: float) -> bool:
 
 def _moving_words(record: HangRecord) -> str | None:
     """A process whose files or memory still move may only be slow."""
-    moved = record.process.moved
-    seconds = max(moved.seconds, 1e-3)
-    if (moved.major_faults or 0) / seconds >= _MOVES_FAULTS_S:
-        return "it waits for memory that the system swaps in"
-    for words, size_bytes in (("reads", moved.input_bytes), ("writes", moved.output_bytes)):
-        if (size_bytes or 0) / seconds >= _MOVES_BYTES_S:
-            return f"it still {words} {byte_rate((size_bytes or 0) / seconds)}"
+    for moved in (record.process.moved, record.process.lately):
+        seconds = max(moved.seconds, 1e-3)
+        if (moved.major_faults or 0) / seconds >= _MOVES_FAULTS_S:
+            return "it waits for memory that the system swaps in"
+        read_bytes = max(moved.input_bytes or 0, moved.disk_bytes or 0)
+        for words, size_bytes in (("reads", read_bytes), ("writes", moved.output_bytes or 0)):
+            if size_bytes / seconds >= _MOVES_BYTES_S:
+                return f"it still {words} {byte_rate(size_bytes / seconds)}"
     return None
+
+
+def _works(child: HangProcess, record: HangRecord) -> bool:
+    """A process that computes or reads, unless it has done so for very long."""
+    moved = child.moved
+    if record.silent_s > _LONG_TIMES * max(record.limit_s, 1.0):
+        return False
+    size_bytes = max(moved.input_bytes or 0, moved.disk_bytes or 0, moved.output_bytes or 0)
+    moves = size_bytes >= _MOVES_BYTES_S * max(moved.seconds, 1e-3)
+    return moves or child.state == "R" or _runs(moved.cpu_s, moved.seconds)
+
+
+def _child_words(thread: HangThread, calls: Sequence[HangFrame], record: HangRecord) -> str | None:
+    """None unless it waits for a program, or a pool, that works."""
+    if thread.call not in ("wait4", "waitid") and not _mentions(calls, _WAITS_FOR_CHILD):
+        return None
+    child = next((child for child in record.children if _works(child, record)), None)
+    name = f" ({child.name})" if child is not None and child.name else ""
+    return f"it waits for process {child.pid}{name}, which still works" if child else None
 
 
 def _waits_for_device(record: HangRecord, where: HangFrame | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -48,11 +49,14 @@ _KINDS: dict[str, HangKind] = {
     "lock": "deadlock",
     "device": "device",
     "long": "slow",
+    "held": "slow",
     "moving": "slow",
     "python": "loop",
     "blocked": "blocked",
     "collective": "unknown",
 }
+_NUMBER = re.compile(r" (?:process )?\d")
+_PEER = re.compile(r" (to|from) rank \d+$")
 _LEAST_RETRIES = 3  # of one segment: fewer are ordinary loss
 _MOST_NAMED = 3
 _NEXT: dict[str, tuple[str, ...]] = {
@@ -64,7 +68,7 @@ _NEXT: dict[str, tuple[str, ...]] = {
     "deadlock": ("Take locks, and use groups, in the same order everywhere.",),
     "loader": ("Try num_workers=0: the batch is then made in the training process itself.",),
     "ended": ("Read that rank's own output: the others can only wait for it.",),
-    "stopped": ("Continue it with `kill -CONT PID`, or detach the debugger.",),
+    "stopped": ("Continue it with `kill -CONT PID`.",),
     "device": (
         "Look at `dmesg` and at the device's errors; CUDA_LAUNCH_BLOCKING=1 finds the call.",
     ),
@@ -106,6 +110,10 @@ def _explain(evidence: HangEvidence, now: float) -> HangAnswer:
         next=_NEXT.get(answer.kind, ()),
         is_hang=answer.kind not in ("none", "slow"),
     )
+
+
+def _has_finished(state: RankDoing) -> bool:
+    return state.doing == "ended" and state.rank.status == "finished"
 
 
 def _is_over(state: RankDoing | None) -> bool:
@@ -171,7 +179,7 @@ def _blame(states: Mapping[int, RankDoing], waits: Waits) -> HangAnswer:
     free = {rank: state for rank, state in states.items() if state.doing != "collective"}
     if not free:
         return _all_by_stack(states)
-    return _without_collectives(free, len(states) - len(free))
+    return _without_collectives(states, free, len(states) - len(free))
 
 
 def _missing(states: Mapping[int, RankDoing], missing: Sequence[Missing]) -> HangAnswer:
@@ -215,12 +223,13 @@ def _missing(states: Mapping[int, RankDoing], missing: Sequence[Missing]) -> Han
 
 _ORDER = (
     *("ended", "stopped", "silent", "device", "lock", "loader", "python", "blocked"),
-    *("moving", "long", "collective"),
+    *("moving", "long", "held", "collective"),
 )
 
 
 def _plural(words: str) -> str:
     """The clause of several ranks."""
+    words = _PEER.sub("", words)
     verb, _, rest = words.removeprefix("it ").partition(" ")
     many = {"is": "are", "has": "have", "its": "their"}.get(verb, verb.removesuffix("s"))
     return f"they {many} {rest}".replace(" its ", " their ")
@@ -446,8 +455,17 @@ def _all_by_stack(states: Mapping[int, RankDoing]) -> HangAnswer:
     )
 
 
-def _without_collectives(free: Mapping[int, RankDoing], waiting: int) -> HangAnswer:
+def _without_collectives(
+    states: Mapping[int, RankDoing], free: Mapping[int, RankDoing], waiting: int
+) -> HangAnswer:
     """Nobody is known to miss a collective: ranks that do not wait for others decide."""
+    done = {rank for rank, state in free.items() if _has_finished(state)}
+    if not waiting and done == {*free}:
+        return HangAnswer(kind="slow", verdict="every rank has ended its work{since}.")
+    if not waiting:
+        free = {rank: state for rank, state in free.items() if rank not in done}
+    asked = {state.peer for state in states.values() if state.peer in free}
+    free = {rank: state for rank, state in free.items() if rank in asked} or free
     lead = min(free.values(), key=lambda state: _ORDER.index(state.doing))
     alike = tuple(
         sorted(
@@ -520,7 +538,7 @@ def _group_words(state: RankDoing) -> str:
     if state.waits_for is not None:
         return f"waits in {_name(state.waits_for)}"
     if state.doing == "moving":
-        return " ".join(words.split()[:2])
+        return _NUMBER.split(words)[0]
     return words
 
 

@@ -130,6 +130,10 @@ def _call(pid: int, text: str) -> dict[str, Any]:
     return facts
 
 
+# A call that reads much counts when it ends, its blocks when the disk is asked for them.
+_COUNTERS = (("input_bytes", "rchar"), ("output_bytes", "wchar"), ("disk_bytes", "read_bytes"))
+
+
 def process_facts(pid: int) -> dict[str, Any] | None:
     """One process: what it is, its state and what it has used. None if it is gone."""
     stat = Stat.read(f"/proc/{pid}/stat")
@@ -140,6 +144,7 @@ def process_facts(pid: int) -> dict[str, Any] | None:
     )
     command = read_text(f"/proc/{pid}/cmdline", 4096).replace("\0", " ").strip()
     facts: dict[str, Any] = {
+        "at_s": time.monotonic(),
         "pid": pid,
         "name": stat.name,
         "command": command[:_LONGEST_COMMAND],
@@ -149,7 +154,7 @@ def process_facts(pid: int) -> dict[str, Any] | None:
         "major_faults": stat.major_faults,
         "rss_bytes": _resident(pid),
     }
-    for name, field in (("input_bytes", "rchar"), ("output_bytes", "wchar")):
+    for name, field in _COUNTERS:
         if io.get(field, "").isdigit():
             facts[name] = int(io[field])
     main = task_facts(pid).get(pid, {}) if stat.state != "Z" else {}
@@ -178,30 +183,32 @@ def children_of(pid: int) -> list[int]:
     return found[:_MOST_CHILDREN]
 
 
-_MOVES = ("cpu_ticks", "input_bytes", "output_bytes", "major_faults")
+_MOVES = ("cpu_ticks", "major_faults", *(name for name, _ in _COUNTERS))
 
 
 def look_twice(pids: list[int], apart_s: float) -> dict[int, dict[str, Any]]:
     """Facts of these processes, and in `moved` what they used between two looks."""
     before = {pid: process_facts(pid) for pid in pids}
-    began = time.monotonic()
     time.sleep(apart_s)
-    seconds = time.monotonic() - began
     looks = {}
     for pid in pids:
         then, now = before[pid], process_facts(pid)
         if now is None:
             continue
-        moved: dict[str, Any] = {"seconds": round(seconds, 3)}
-        if then is not None and then["started_ticks"] == now["started_ticks"]:
-            moved |= {
-                name: now[name] - then[name] for name in _MOVES if name in then and name in now
-            }
-        if "cpu_ticks" in moved:
-            moved["cpu_s"] = moved.pop("cpu_ticks") / os.sysconf("SC_CLK_TCK")
-        looks[pid] = {**now, "moved": moved}
+        looks[pid] = {**now, "moved": moved(then or {}, now)}
         del looks[pid]["cpu_ticks"]
     return looks
+
+
+def moved(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What a process has used between two looks."""
+    if then.get("started_ticks") != now["started_ticks"]:
+        return {}
+    used = {name: now[name] - then[name] for name in _MOVES if name in then and name in now}
+    used["seconds"] = round(now["at_s"] - then["at_s"], 3)
+    if "cpu_ticks" in used:
+        used["cpu_s"] = used.pop("cpu_ticks") / os.sysconf("SC_CLK_TCK")
+    return used
 
 
 # TCP connections of this process. One that sends a segment again and again gets no answer.
