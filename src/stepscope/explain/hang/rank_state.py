@@ -12,6 +12,7 @@ from stepscope.records.hang import (
     HangCollective,
     HangFrame,
     HangGroup,
+    HangMoved,
     HangProcess,
     HangRank,
     HangRecord,
@@ -51,7 +52,7 @@ _LONG_WORDS = {
 }
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
 _WAITS_FOR_CHILD = ("/subprocess.py", "/multiprocessing/")
-_LONG_TIMES = 20  # limits: what works on for longer may have no end
+_LONG_TIMES = 20  # limits
 _LOADER = "torch/utils/data/"
 _DISTRIBUTED = ("torch/distributed/", "torch/nn/parallel/")
 _BACKWARD = ("torch/autograd/", "torch/_tensor.py")
@@ -95,6 +96,8 @@ def rank_doing(rank: HangRank) -> RankDoing:
         if outside.state == TRACED:
             return RankDoing(rank, "held", "it is held by a debugger", where)
         return RankDoing(rank, "stopped", "it is stopped (SIGSTOP)", where)
+    if record is None and outside is not None and (moving := _moves(outside.moved)):
+        return RankDoing(rank, "moving", f"{moving}, and recorded nothing yet")
     if record is None:
         return RankDoing(rank, "silent", _silent_words(outside), _native_line(outside))
     thread = training_thread(record)
@@ -132,10 +135,11 @@ def _living(
         return RankDoing(rank, "lock", lock, where)
     if _waits_for_device(record, where):
         return RankDoing(rank, "device", _device_words(record), where)
+    moving = _moving_words(record) or _child_words(thread, calls, record)
+    if moving and not _runs(thread.cpu_s, record.process.moved.seconds):
+        return RankDoing(rank, "moving", moving, where)
     if _is_running(thread, record):
         return RankDoing(rank, "python", "it runs without an end so far", where)
-    if moving := _moving_words(record) or _child_words(thread, calls, record):
-        return RankDoing(rank, "moving", moving, where)
     return RankDoing(rank, "blocked", _call_words(thread), where)
 
 
@@ -327,25 +331,32 @@ def _runs(cpu_s: float | None, seconds: float) -> bool:
 
 def _moving_words(record: HangRecord) -> str | None:
     """A process whose files or memory still move may only be slow."""
-    for moved in (record.process.moved, record.process.lately):
-        seconds = max(moved.seconds, 1e-3)
-        if (moved.major_faults or 0) / seconds >= _MOVES_FAULTS_S:
-            return "it waits for memory that the system swaps in"
-        read_bytes = max(moved.input_bytes or 0, moved.disk_bytes or 0)
-        for words, size_bytes in (("reads", read_bytes), ("writes", moved.output_bytes or 0)):
-            if size_bytes / seconds >= _MOVES_BYTES_S:
-                return f"it still {words} {byte_rate(size_bytes / seconds)}"
+    if _lasts(record):
+        return None
+    return _moves(record.process.moved) or _moves(record.process.lately)
+
+
+def _moves(moved: HangMoved) -> str | None:
+    seconds = max(moved.seconds, 1e-3)
+    if (moved.major_faults or 0) / seconds >= _MOVES_FAULTS_S:
+        return "it waits for memory that the system swaps in"
+    read_bytes = max(moved.input_bytes or 0, moved.disk_bytes or 0)
+    for words, size_bytes in (("reads", read_bytes), ("writes", moved.output_bytes or 0)):
+        if size_bytes / seconds >= _MOVES_BYTES_S:
+            return f"it still {words} {byte_rate(size_bytes / seconds)}"
     return None
+
+
+def _lasts(record: HangRecord) -> bool:
+    """What has worked on for so long may have no end."""
+    return record.silent_s > _LONG_TIMES * max(record.limit_s, 1.0)
 
 
 def _works(child: HangProcess, record: HangRecord) -> bool:
     """A process that computes or reads, unless it has done so for very long."""
     moved = child.moved
-    if record.silent_s > _LONG_TIMES * max(record.limit_s, 1.0):
-        return False
-    size_bytes = max(moved.input_bytes or 0, moved.disk_bytes or 0, moved.output_bytes or 0)
-    moves = size_bytes >= _MOVES_BYTES_S * max(moved.seconds, 1e-3)
-    return moves or child.state == "R" or _runs(moved.cpu_s, moved.seconds)
+    runs = child.state == "R" or _runs(moved.cpu_s, moved.seconds)
+    return not _lasts(record) and (runs or _moves(moved) is not None)
 
 
 def _child_words(thread: HangThread, calls: Sequence[HangFrame], record: HangRecord) -> str | None:

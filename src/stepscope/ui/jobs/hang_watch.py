@@ -36,7 +36,7 @@ from stepscope.ui.jobs.process import News
 from stepscope.ui.say import SAYS
 
 _LOOK_S = 1.0
-_SETTLE_S = 5.0  # until all ranks have answered a request
+_SETTLE_S = 10.0  # until all ranks have answered a request
 _ALONE_S = 2.0  # where this host's have: other hosts' may follow, and collectives come last
 _SILENT = 2.0  # times --hang-after: ranks themselves notice earlier
 _APART_S = 1.0  # two looks at what moves

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import Process
@@ -20,12 +20,12 @@ from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.jobs.process import kill_group
 from stepscope.ui.mcp.ask_worker import Report
 from stepscope.ui.mcp.folders import AllowedFolders
-from stepscope.ui.mcp.pages import clean_text
+from stepscope.ui.mcp.pages import clean_text, count_tokens, to_json
 from stepscope.ui.mcp.tools import RunQuestion, TuneQuestion
 
 _HEARTBEAT_S = 5.0
 _GRACE_S = 25.0  # a command that is cancelled closes its run folder first
-_LAST_LINES, _LAST_BYTES = 8, 4096
+_LAST_LINES, _LAST_TOKENS, _LAST_BYTES = 8, 400, 4096
 
 
 class EndedCommand(NamedTuple):
@@ -34,11 +34,6 @@ class EndedCommand(NamedTuple):
     code: int
     folder: str
     printed: list[str]
-
-    def last_words(self, page: dict[str, Any]) -> dict[str, Any]:
-        """Return the last lines where the command failed or left nothing to explain."""
-        shown = self.code != 0 or "cannot_answer" in page
-        return {"last_lines": self.printed} if shown and self.printed else {}
 
 
 async def run_training(
@@ -94,6 +89,8 @@ async def _run(
         output.seek(max(0, size - _LAST_BYTES))
         text = output.read().decode("utf-8", "replace")
     printed = [clean_text(line) for line in text.splitlines() if line.strip()][-_LAST_LINES:]
+    while count_tokens(to_json(printed)) > _LAST_TOKENS:
+        del printed[0]
     return EndedCommand(process.returncode or 0, folders.shown(out), printed)
 
 

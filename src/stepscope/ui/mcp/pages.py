@@ -39,7 +39,7 @@ _COMMON = frozenset(_PAIRS[start : start + 2] for start in range(0, len(_PAIRS),
 _NAME_TOKENS = 10  # what stands around a name: brackets, and the numbers of its rows
 _ROW_TOKENS = 900  # a value that takes more is cut into its parts
 TEXT_TOKENS = 220  # the sentences for people, beside a page
-_MOST_TEXT = 400  # characters of one value
+_MOST_TEXT, _MOST_TEXT_TOKENS = 400, 300  # characters of one value, and what they may take
 _MOST_KEY = 80
 _MOST_PARTS = 40
 _FIGURES = 6  # significant digits of numbers that are not whole
@@ -194,7 +194,10 @@ def clean_text(text: str, most: int = _MOST_TEXT) -> str:
     """Return text without characters that a terminal or a reader could obey."""
     if len(text) > most:
         text = f"{text[: most - 1]}…"
-    return one_line(text.encode("utf-8", "replace").decode())
+    text = one_line(text.encode("utf-8", "replace").decode())
+    while len(text) > _MOST_KEY and count_tokens(text) > _MOST_TEXT_TOKENS:
+        text = f"{text[: len(text) * 2 // 3]}…"
+    return text
 
 
 _STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[(\d+)\]")

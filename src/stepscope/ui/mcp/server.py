@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from stepscope import __version__
 from stepscope.errors import UsageError
 from stepscope.ui.json_text import cannot_answer
-from stepscope.ui.mcp.ask_worker import Report, Workers
+from stepscope.ui.mcp.ask_worker import NOTHING, Report, Workers
 from stepscope.ui.mcp.commands import run_training, tune_training
 from stepscope.ui.mcp.folders import AllowedFolders, NotAllowedError
 from stepscope.ui.mcp.pages import DATA, TEXT_TOKENS, clean, clean_text, count_tokens, to_json
@@ -151,18 +151,20 @@ class _Tools:
         """Run the command, then answer about its folder."""
         if isinstance(question, RunQuestion):
             ended = await run_training(question, self._folders, report)
-            page = await self._workers.ask("explain", {"path": ended.folder}, report)
-            return {**page, "path": ended.folder, "exit_code": ended.code, **ended.last_words(page)}
+            more = {"path": ended.folder, "exit_code": ended.code}
+            more |= {"last_lines": ended.printed} if ended.code else {}
+            page = await self._workers.ask("explain", {"path": ended.folder}, report, more)
+            more |= {"last_lines": ended.printed} if "cannot_answer" in page else {}
+            return {**page, **more}
         assert isinstance(question, TuneQuestion)
         if question.folder and question.command:
             raise UsageError("tune takes a command or the folder of an earlier tune")
-        folder, more = question.folder, {}
+        folder, more = question.folder, dict(NOTHING)
         if question.command:
             ended = await tune_training(question, self._folders, report)
             folder, more = ended.folder, {"folder": ended.folder}
         arguments = {"folder": folder, "part": question.part, "cursor": question.cursor}
-        page = await self._workers.ask("tune", arguments, report)
-        return {**page, **more}
+        return {**await self._workers.ask("tune", arguments, report, more), **more}
 
 
 def _sentences(page: dict[str, Any]) -> str:

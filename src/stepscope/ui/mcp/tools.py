@@ -407,7 +407,7 @@ def _json_sections() -> dict[str, tuple[str, str]]:
         first, *tables = _TABLE.split(text)
         name = _short(title)
         if first.strip():
-            sections[name] = (title, f"## {title}\n{first.strip()}\n")
+            sections |= _bounded(name, title, f"## {title}\n{first.strip()}\n")
         for table, rows in zip(tables[::2], tables[1::2], strict=True):
             both = f"{title}: {table}"
             sections |= _bounded(f"{name}/{_short(table)}", both, f"## {both}\n{rows.strip()}\n")
