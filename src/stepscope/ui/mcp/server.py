@@ -148,7 +148,12 @@ class _Tools:
         return await self._workers.ask(name, arguments, report)
 
     async def _command(self, question: Question, report: Report) -> dict[str, Any]:
-        """Run the command, then answer about its folder."""
+        """Run the command, then answer about its folder. A page never runs it once more."""
+        if getattr(question, "command", ()) and (question.cursor or question.part):
+            raise UsageError(
+                "this would run the command again: `cursor` and `part` need an answer's folder",
+                "ask explain with the run's path, or tune with the tune's folder and no command",
+            )
         if isinstance(question, RunQuestion):
             ended = await run_training(question, self._folders, report)
             more = {"path": ended.folder, "exit_code": ended.code}

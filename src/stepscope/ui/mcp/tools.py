@@ -322,7 +322,10 @@ TOOLS = {
         runs_commands=True,
     ),
     "run": Tool(
-        RunQuestion, "Run a training command, record it, and explain it.", _run, runs_commands=True
+        RunQuestion,
+        "Run a training command, record it, and explain it. `explain` has the next pages.",
+        _run,
+        runs_commands=True,
     ),
 }
 
