@@ -196,6 +196,7 @@ class HangRank(msgspec.Struct, frozen=True, kw_only=True):
     pid: Count | None = None
     state: str = "unknown"
     record: HangRecord | None = None
+    is_damaged: bool = False  # there is a record, which cannot be read
     outside: HangProcess | None = None
     last_words: LastWords | None = None
 

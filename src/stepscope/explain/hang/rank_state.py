@@ -99,7 +99,10 @@ def rank_doing(rank: HangRank) -> RankDoing:
     if record is None and outside is not None and (moving := _moves(outside.moved)):
         return RankDoing(rank, "moving", f"{moving}, and recorded nothing yet")
     if record is None:
-        return RankDoing(rank, "silent", _silent_words(outside), _native_line(outside))
+        words = (
+            "it left a record that cannot be read" if rank.is_damaged else _silent_words(outside)
+        )
+        return RankDoing(rank, "silent", words, _native_line(outside))
     thread = training_thread(record)
     if thread is None:
         return RankDoing(rank, "silent", "it has no training thread any more", None)
@@ -349,7 +352,7 @@ def _moves(moved: HangMoved) -> str | None:
 
 def _lasts(record: HangRecord) -> bool:
     """What has worked on for so long may have no end."""
-    return record.silent_s > _LONG_TIMES * max(record.limit_s, 1.0)
+    return 0 < _LONG_TIMES * record.limit_s < record.silent_s
 
 
 def _works(child: HangProcess, record: HangRecord) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from stepscope.errors import NotCapturedError, StepscopeError
+from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
 from stepscope.explain.hang.rank_state import (
     INIT,
     STOPPED,
@@ -35,7 +35,6 @@ from stepscope.records.hang import (
     HangProcess,
     HangRank,
 )
-from stepscope.records.quality import MAX_RANKS
 from stepscope.text.figures import long_duration, size
 from stepscope.text.words import counted, named_ranks, plural, sentence
 from stepscope.trace.run_folder.hang_files import read_hang
@@ -58,7 +57,7 @@ _KINDS: dict[str, HangKind] = {
 _NUMBER = re.compile(r" (?:process )?\d")
 _PEER = re.compile(r" (to|from) rank \d+$")
 _LEAST_RETRIES = 3  # of one segment: fewer are ordinary loss
-_MOST_NAMED = 3
+_MOST_NAMED, _MOST_ABSENT = 3, 1 << 17
 _NEXT: dict[str, tuple[str, ...]] = {
     "missing": (
         "Make every rank call the same collectives: look for branches on the rank, or for data "
@@ -79,6 +78,9 @@ _NEXT: dict[str, tuple[str, ...]] = {
 }
 
 
+_NO_LINE = ("Install py-spy: `run` then adds the stack of a rank that cannot record its own.",)
+
+
 def explain_hang(evidence: HangEvidence, now: float) -> HangAnswer:
     """`now` is the Unix time. Raises NotCapturedError where nothing could have been recorded."""
     answer = _explain(evidence, now)
@@ -91,6 +93,9 @@ def _explain(evidence: HangEvidence, now: float) -> HangAnswer:
     if not current and not _seen_outside(evidence, recorded):
         if recorded:
             return _went_on(recorded)
+        if any(rank.is_damaged for rank in evidence.ranks):
+            why = "; ".join(note.detail for note in evidence.notes[:_MOST_NAMED])
+            raise UnreadableInputError(f"no rank's record of the hang can be read: {why}")
         if evidence.hang_after_s == 0:
             raise NotCapturedError("hangs were not watched in this run: --hang-after was 0")
         return _no_hang(evidence)
@@ -107,7 +112,7 @@ def _explain(evidence: HangEvidence, now: float) -> HangAnswer:
         seconds=seconds,
         groups=_groups(states, faulty),
         last_lines=tuple(last.last_lines),
-        next=_NEXT.get(answer.kind, ()),
+        next=_NEXT.get(answer.kind, ()) if answer.kind != "blocked" or answer.where else _NO_LINE,
         is_hang=answer.kind not in ("none", "slow"),
     )
 
@@ -303,7 +308,7 @@ def _not_joined(states: Mapping[int, RankDoing]) -> HangAnswer:
     """Ranks wait for each other's start."""
     waiting = sorted(rank for rank, state in states.items() if state.kind == INIT)
     world_size = max(states[rank].rank.world_size or 1 for rank in waiting)
-    absent = tuple(rank for rank in range(min(world_size, MAX_RANKS)) if rank not in set(waiting))
+    absent = tuple(sorted({*range(min(world_size, _MOST_ABSENT))} - {*waiting}))
     known = [states[rank] for rank in absent if rank in states]
     if known:
         lead = min(known, key=lambda state: _ORDER.index(state.doing))

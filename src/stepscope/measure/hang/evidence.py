@@ -274,23 +274,25 @@ class WorkerStacks:
         if self._page is not None:
             self._page[0] = (self._page[0] + 1) % _MOST_ASKED
 
-    def collect(self, children: list[dict[str, Any]]) -> None:
-        """Add the stacks that came, and wait a little for the others."""
+    def collect(self, children: list[dict[str, Any]], since_unix: float) -> None:
+        """Add the stacks that came since the last step, and wait a little for the others."""
         until = monotonic() + _ANSWER_S
         waiting = list(children) if self._page is not None else []
         if not (self._run / HOSTS).is_dir():
             return
         while waiting:
-            waiting = [child for child in waiting if not self._take(child)]
+            waiting = [child for child in waiting if not self._take(child, since_unix)]
             if monotonic() >= until:
                 break
             sleep(_LOOK_S)
 
-    def _take(self, child: dict[str, Any]) -> bool:
+    def _take(self, child: dict[str, Any], since_unix: float) -> bool:
         file = self._file(int(child["pid"]))
         with contextlib.suppress(OSError, ValueError):
-            if file.stat().st_size <= _MOST_BYTES:
+            facts = file.stat()
+            is_new = facts.st_mtime >= since_unix
+            if is_new and facts.st_size <= _MOST_BYTES:
                 child["threads"] = json.loads(file.read_text())
             layout.remove(file)
-            return True
+            return is_new
         return False

@@ -192,7 +192,7 @@ class HangWatch:
         if is_child() and initialised_groups() is None:
             rank, world_size = evidence.numbers(process["threads"])
         self.workers.ask()  # what they read for it is none of their work
-        self.workers.collect(process["children"])
+        self.workers.collect(process["children"], self._since_unix)
         kept: dict[str, Any] = {}
         if self._record is not None:  # what is asked last is at hand until it comes anew
             names = ("collectives", "device")

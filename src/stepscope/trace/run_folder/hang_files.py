@@ -111,6 +111,7 @@ def _read_rank(folder: Path, notes: list[Note]) -> HangRank:
         pid=facts.process.pid if facts.process and facts.process.pid >= 0 else None,
         state=process_state(facts.process) if facts.process else "unknown",
         record=record,
+        is_damaged=record is None and stamp_of(folder / HANG) is not None,
     )
 
 

@@ -220,8 +220,11 @@ class HangNews:
         from stepscope.explain.hang import explain_hang
         from stepscope.trace.run_folder.hang_files import read_hang
 
-        evidence = read_hang(self.folder)
-        answer = explain_hang(evidence, time.time())
+        try:
+            evidence = read_hang(self.folder)
+            answer = explain_hang(evidence, time.time())
+        except StepscopeError:
+            return None
         if not answer.is_hang:
             return None
         again, self._told = self._told, True
