@@ -80,6 +80,7 @@ class RunningSession(Protocol):
     """The session as parts below it see it."""
 
     settings: Settings
+    thread: int  # that trains
 
     @property
     def number(self) -> int:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from stepscope.records.hang import (
     HangCollective,
@@ -22,20 +22,6 @@ from stepscope.records.source_lines import Place
 from stepscope.text.figures import byte_rate
 from stepscope.text.words import counted
 
-Doing = Literal[
-    "ended",
-    "stopped",
-    "held",  # by a debugger
-    "silent",  # nothing was recorded
-    "collective",
-    "loader",
-    "lock",
-    "device",
-    "long",  # evaluation, a checkpoint, compilation
-    "moving",  # it reads, writes or swaps
-    "python",
-    "blocked",
-]
 _RUNS = 0.5  # of the time between two looks
 _MOVES_BYTES_S, _MOVES_FAULTS_S = 256 << 10, 20
 STOPPED, TRACED = ("T", "t"), "t"
@@ -74,12 +60,16 @@ class RankDoing(NamedTuple):
     """One rank's state; `waits_for` is the collective in which it waits."""
 
     rank: HangRank
-    doing: Doing
+    doing: str  # a key of the verdict's kinds
     words: str  # a clause: "it waits for a lock"
     where: HangFrame | None = None
     waits_for: HangCollective | None = None
     kind: str = ""  # of the collective, where only the stack tells it
     peer: int | None = None  # the rank that it sends to or receives from
+
+    @property
+    def has_ended(self) -> bool:
+        return self.doing == "ended"
 
     @property
     def place(self) -> Place | None:
@@ -119,19 +109,19 @@ def _living(
     if _mentions(calls, _DEBUGGERS):
         return RankDoing(rank, "held", "it is held by a debugger", where)
     if _mentions(calls, (_LOADER,)) and where is not None and _loader_waits(calls):
-        waits = _waits_for_worker(rank, record, where)
-        if not is_long or _worker_is_lost(record):
-            return waits
+        child = worker_at_fault(record)
+        if not is_long or (child is not None and child.state in (*DEAD, *STOPPED)):
+            return _waits_for_worker(rank, record, child, where)
     if any(call.function.endswith(INIT) for call in calls):
         words = f"it waits for other ranks in {INIT}"
         return RankDoing(rank, "collective", words, where, None, INIT)
     if _in_collective(thread, calls, where, waits_for):
         kind = waits_for.kind if waits_for is not None else _called_kind(calls)
         words = f"it waits in {kind or 'a collective'}"
-        peer = _peer(calls) if waits_for is None else None
-        if peer is not None:
+        if waits_for is None and (peer := _peer(calls)) is not None:
             words += f" {'to' if kind == 'send' else 'from'} rank {peer}"
-        return RankDoing(rank, "collective", words, where, waits_for, kind, peer)
+            return RankDoing(rank, "collective", words, where, None, kind, peer)
+        return RankDoing(rank, "collective", words, where, waits_for, kind)
     if is_long:
         return RankDoing(rank, "long", _LONG_WORDS[record.phase], where)
     if (lock := lock_words(thread, calls, where)) and not _is_running(thread, record):
@@ -146,17 +136,13 @@ def _living(
     return RankDoing(rank, "blocked", _call_words(thread), where)
 
 
-def _waits_for_worker(rank: HangRank, record: HangRecord, where: HangFrame) -> RankDoing:
-    child = worker_at_fault(record)
+def _waits_for_worker(
+    rank: HangRank, record: HangRecord, child: HangProcess | None, where: HangFrame
+) -> RankDoing:
     if child is not None and _works(child, record):
         words = f"it waits for a batch of worker {child.pid}, which still works"
         return RankDoing(rank, "moving", words, worker_line(child) or where)
     return RankDoing(rank, "loader", f"it waits for a batch{_worker_words(record)}", where)
-
-
-def _worker_is_lost(record: HangRecord) -> bool:
-    child = worker_at_fault(record)
-    return child is not None and child.state in (*DEAD, *STOPPED)
 
 
 # Stacks.
@@ -333,18 +319,17 @@ def _runs(cpu_s: float | None, seconds: float) -> bool:
 
 
 def _moving_words(record: HangRecord) -> str | None:
-    """A process whose files or memory still move may only be slow."""
-    if _lasts(record):
-        return None
-    return _moves(record.process.moved) or _moves(record.process.lately)
+    moving = _moves(record.process.moved) or _moves(record.process.lately)
+    return None if _lasts(record) else moving
 
 
 def _moves(moved: HangMoved) -> str | None:
+    """A process whose files or memory still move may only be slow."""
     seconds = max(moved.seconds, 1e-3)
     if (moved.major_faults or 0) / seconds >= _MOVES_FAULTS_S:
         return "it waits for memory that the system swaps in"
-    read_bytes = max(moved.input_bytes or 0, moved.disk_bytes or 0)
-    for words, size_bytes in (("reads", read_bytes), ("writes", moved.output_bytes or 0)):
+    input_bytes = max(moved.input_bytes or 0, moved.disk_bytes or 0)
+    for words, size_bytes in (("reads", input_bytes), ("writes", moved.output_bytes or 0)):
         if size_bytes / seconds >= _MOVES_BYTES_S:
             return f"it still {words} {byte_rate(size_bytes / seconds)}"
     return None

@@ -40,37 +40,32 @@ from stepscope.text.words import counted, named_ranks, plural, sentence
 from stepscope.trace.run_folder.hang_files import read_hang
 from stepscope.trace.run_folder.run_times import stamp_of
 
+# What a rank does, the most telling first.
 _KINDS: dict[str, HangKind] = {
     "ended": "ended",
     "stopped": "stopped",
     "silent": "blocked",
-    "loader": "loader",
-    "lock": "deadlock",
     "device": "device",
-    "long": "slow",
-    "held": "slow",
-    "moving": "slow",
+    "lock": "deadlock",
+    "loader": "loader",
     "python": "loop",
     "blocked": "blocked",
+    **dict.fromkeys(("moving", "long", "held"), "slow"),  # nobody is accused
     "collective": "unknown",
 }
+_ORDER = [*_KINDS]
 _NUMBER = re.compile(r" (?:process )?\d")
 _PEER = re.compile(r" (to|from) rank \d+$")
 _LEAST_RETRIES = 3  # of one segment: fewer are ordinary loss
 _MOST_NAMED, _MOST_ABSENT = 3, 1 << 17
 _NEXT: dict[str, tuple[str, ...]] = {
-    "missing": (
-        "Make every rank call the same collectives: look for branches on the rank, or for data "
-        "that ends earlier on one rank.",
-    ),
+    "missing": ("Look for branches on the rank, or for data that ends earlier on one rank.",),
     "mismatch": ("Make all ranks call the same collective, with the same shapes, in one order.",),
     "deadlock": ("Take locks, and use groups, in the same order everywhere.",),
     "loader": ("Try num_workers=0: the batch is then made in the training process itself.",),
     "ended": ("Read that rank's own output: the others can only wait for it.",),
     "stopped": ("Continue it with `kill -CONT PID`.",),
-    "device": (
-        "Look at `dmesg` and at the device's errors; CUDA_LAUNCH_BLOCKING=1 finds the call.",
-    ),
+    "device": ("Look at `dmesg`; CUDA_LAUNCH_BLOCKING=1 finds the call.",),
     "unreachable": ("Check the network between these hosts: cables, firewalls, interfaces.",),
     "loop": ("Look at that line: what ends its loop?",),
     "blocked": ("Look at that line: what does it wait for, and who would answer?",),
@@ -104,7 +99,7 @@ def _explain(evidence: HangEvidence, now: float) -> HangAnswer:
     seconds = _seconds(evidence, current, now)
     since = f" since {long_duration(1e9 * seconds)}" if seconds else ""
     faulty = set(answer.ranks)
-    ended = [states[rank].rank for rank in answer.ranks if _is_over(states.get(rank))]
+    ended = [state.rank for rank, state in states.items() if rank in faulty and state.has_ended]
     last = next((rank.outside for rank in ended if rank.outside is not None), HangProcess())
     return replace(
         answer,
@@ -115,14 +110,6 @@ def _explain(evidence: HangEvidence, now: float) -> HangAnswer:
         next=_NEXT.get(answer.kind, ()) if answer.kind != "blocked" or answer.where else _NO_LINE,
         is_hang=answer.kind not in ("none", "slow"),
     )
-
-
-def _has_finished(state: RankDoing) -> bool:
-    return state.doing == "ended" and state.rank.status == "finished"
-
-
-def _is_over(state: RankDoing | None) -> bool:
-    return state is not None and state.doing == "ended"
 
 
 def _seen_outside(evidence: HangEvidence, recorded: Sequence[HangRank]) -> bool:
@@ -200,36 +187,36 @@ def _missing(states: Mapping[int, RankDoing], missing: Sequence[Missing]) -> Han
             ranks=first.ranks,
             waiting=waiting,
         )
-    lead = min(known, key=lambda state: _ORDER.index(state.doing))
-    alike = tuple(
-        state.rank.rank
-        for state in known
-        if state.doing == lead.doing and state.place == lead.place
-    )
+    lead, alike, does = _lead(known)
     kind = _KINDS[lead.doing]
     if lead.doing in ("blocked", "python", "collective"):
         kind = "missing"
-    where = _where(lead)
-    subject = named_ranks(alike)
+    verb = f"{plural(len(alike), 'has', 'have')} not yet" if kind == "slow" else "never"
+    words = f"{named_ranks(alike)} {verb} entered {_name(first.collective)}; {does}"
+    return _blamed(lead, alike, kind, f"{words}; {_waiters(waiting)}.", waiting)
+
+
+def _lead(known: Sequence[RankDoing]) -> tuple[RankDoing, tuple[int, ...], str]:
+    """The most telling rank, those that are at the same place, and what they do there."""
+    lead = min(known, key=lambda state: _ORDER.index(state.doing))
+    same = (state for state in known if (state.doing, state.place) == (lead.doing, lead.place))
+    alike = tuple(sorted(state.rank.rank for state in same))
     does = lead.words if len(alike) == 1 else _plural(lead.words)
-    verb = "has not yet entered" if kind == "slow" else "never entered"
-    if kind == "slow" and len(alike) > 1:
-        verb = "have not yet entered"
-    words = f"{subject} {verb} {_name(first.collective)}; {does}{_at(where)}; {_waiters(waiting)}."
+    return lead, alike, f"{does}{_at(_where(lead))}"
+
+
+def _blamed(
+    lead: RankDoing, alike: tuple[int, ...], kind: HangKind, verdict: str, waiting: int
+) -> HangAnswer:
+    where = _where(lead)
     return HangAnswer(
         kind=kind,
-        verdict=words,
+        verdict=verdict,
         why=_details(lead),
         ranks=alike,
         where=where.place if where is not None else None,
         waiting=waiting,
     )
-
-
-_ORDER = (
-    *("ended", "stopped", "silent", "device", "lock", "loader", "python", "blocked"),
-    *("moving", "long", "held", "collective"),
-)
 
 
 def _plural(words: str) -> str:
@@ -291,7 +278,7 @@ def _details(state: RankDoing) -> tuple[str, ...]:
         for thread, where in lock_waiters(record)[:_MOST_NAMED]:
             if state.doing == "lock" and not thread.trains:
                 lines.append(f"thread {thread.name} waits as well{_at(where)}")
-    if _is_over(state) and rank.outside and (words := stderr_words(rank.outside)):
+    if state.has_ended and rank.outside and (words := stderr_words(rank.outside)):
         lines.append(words)
     elif rank.outside is not None and rank.outside.pid:
         lines.append(f"process {rank.outside.pid} has state {rank.outside.state or 'unknown'}")
@@ -311,23 +298,9 @@ def _not_joined(states: Mapping[int, RankDoing]) -> HangAnswer:
     absent = tuple(sorted({*range(min(world_size, _MOST_ABSENT))} - {*waiting}))
     known = [states[rank] for rank in absent if rank in states]
     if known:
-        lead = min(known, key=lambda state: _ORDER.index(state.doing))
-        alike = tuple(
-            state.rank.rank
-            for state in known
-            if (state.doing, state.place) == (lead.doing, lead.place)
-        )
-        does = lead.words if len(alike) == 1 else _plural(lead.words)
-        where = _where(lead)
-        return HangAnswer(
-            kind="missing",
-            verdict=f"{named_ranks(alike)} never reached {INIT}; {does}{_at(where)}; "
-            f"{_waiters(len(waiting))}.",
-            why=_details(lead),
-            ranks=alike,
-            where=where.place if where is not None else None,
-            waiting=len(waiting),
-        )
+        lead, alike, does = _lead(known)
+        words = f"{named_ranks(alike)} never reached {INIT}; {does}; {_waiters(len(waiting))}."
+        return _blamed(lead, alike, "missing", words, len(waiting))
     who = named_ranks(absent) if absent else "other ranks"
     return HangAnswer(
         kind="missing",
@@ -464,35 +437,18 @@ def _without_collectives(
     states: Mapping[int, RankDoing], free: Mapping[int, RankDoing], waiting: int
 ) -> HangAnswer:
     """Nobody is known to miss a collective: ranks that do not wait for others decide."""
-    done = {rank for rank, state in free.items() if _has_finished(state)}
+    done = {n for n, one in free.items() if one.has_ended and one.rank.status == "finished"}
     if not waiting and done == {*free}:
         return HangAnswer(kind="slow", verdict="every rank has ended its work{since}.")
     if not waiting:
         free = {rank: state for rank, state in free.items() if rank not in done}
     asked = {state.peer for state in states.values() if state.peer in free}
     free = {rank: state for rank, state in free.items() if rank in asked} or free
-    lead = min(free.values(), key=lambda state: _ORDER.index(state.doing))
-    alike = tuple(
-        sorted(
-            rank
-            for rank, state in free.items()
-            if state.doing == lead.doing and state.place == lead.place
-        )
-    )
-    kind = _KINDS[lead.doing]
-    where = _where(lead)
-    does = lead.words if len(alike) == 1 else _plural(lead.words)
+    lead, alike, does = _lead([*free.values()])
     clause = does.removeprefix("it ").removeprefix("they ")
-    subject = named_ranks(alike)
     others = f"; {_waiters(waiting)}" if waiting else "{since}"
-    return HangAnswer(
-        kind=kind,
-        verdict=f"{subject} {clause}{_at(where)}{others}.",
-        why=_details(lead),
-        ranks=alike,
-        where=where.place if where is not None else None,
-        waiting=waiting,
-    )
+    words = f"{named_ranks(alike)} {clause}{others}."
+    return _blamed(lead, alike, _KINDS[lead.doing], words, waiting)
 
 
 # All ranks.

@@ -21,43 +21,15 @@ _MOST_CONNECTIONS = 64
 _LONGEST_COMMAND = 200
 # System calls in which a thread waits; the first argument of some is a file.
 _CALLS = {
-    "x86_64": {
-        0: "read",
-        1: "write",
-        7: "poll",
-        17: "pread64",
-        23: "select",
-        35: "nanosleep",
-        45: "recvfrom",
-        47: "recvmsg",
-        61: "wait4",
-        72: "fcntl",
-        73: "flock",
-        202: "futex",
-        230: "clock_nanosleep",
-        232: "epoll_wait",
-        247: "waitid",
-        270: "pselect6",
-        271: "ppoll",
-        281: "epoll_pwait",
-    },
-    "aarch64": {
-        22: "epoll_pwait",
-        25: "fcntl",
-        32: "flock",
-        63: "read",
-        64: "write",
-        67: "pread64",
-        72: "pselect6",
-        73: "ppoll",
-        95: "waitid",
-        98: "futex",
-        101: "nanosleep",
-        115: "clock_nanosleep",
-        207: "recvfrom",
-        212: "recvmsg",
-        260: "wait4",
-    },
+    "x86_64": (
+        "0 read 1 write 7 poll 17 pread64 23 select 35 nanosleep 45 recvfrom 47 recvmsg 61 wait4 "
+        "72 fcntl 73 flock 202 futex 230 clock_nanosleep 232 epoll_wait 247 waitid 270 pselect6 "
+        "271 ppoll 281 epoll_pwait"
+    ),
+    "aarch64": (
+        "22 epoll_pwait 25 fcntl 32 flock 63 read 64 write 67 pread64 72 pselect6 73 ppoll "
+        "95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 207 recvfrom 212 recvmsg 260 wait4"
+    ),
 }
 _ON_FILES = frozenset(("read", "write", "pread64", "recvfrom", "recvmsg", "fcntl", "flock"))
 
@@ -71,6 +43,12 @@ def read_text(path: Path | str, most: int = 1 << 20) -> str:
         finally:
             os.close(descriptor)
     return ""
+
+
+def killed_for_memory() -> int:
+    """Count processes that this machine has killed for lack of memory since it started."""
+    words = read_text("/proc/vmstat").split()
+    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
 
 
 class Stat:
@@ -119,10 +97,10 @@ def _plain(name: str) -> str | None:
 
 def _call(pid: int, text: str) -> dict[str, Any]:
     words = text.split()
-    names = _CALLS.get(os.uname().machine, {})
+    known = _CALLS.get(os.uname().machine, "").split()
     if not words or not words[0].isdigit():
         return {}
-    name = names.get(int(words[0]), f"call {words[0]}")
+    name = dict(zip(known[::2], known[1::2], strict=True)).get(words[0], f"call {words[0]}")
     facts: dict[str, Any] = {"call": name}
     if name in _ON_FILES and len(words) > 1:
         with contextlib.suppress(OSError, ValueError):

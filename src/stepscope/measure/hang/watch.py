@@ -21,9 +21,8 @@ from typing import Any, Protocol
 from stepscope.measure import folder as layout
 from stepscope.measure.hang import evidence, system
 from stepscope.measure.never_raise import note
-from stepscope.measure.processes import is_child, is_library
+from stepscope.measure.processes import RunningSession, is_child, is_library
 from stepscope.measure.ranks import initialised_groups, rank_and_world
-from stepscope.measure.settings import Settings
 from stepscope.measure.writer import started_thread
 from stepscope.records.folders import HANG, HANG_REQUEST, host_hang_file, this_host, this_process
 
@@ -37,16 +36,6 @@ _CLOCKS_S = 5.0  # that clocks of a shared disk may differ
 _LONG_PHASES = ("evaluation", "checkpoint", "compile", "between_epochs")
 
 
-class WatchedSession(Protocol):
-    """The session as this thread sees it."""
-
-    settings: Settings
-    thread: int
-
-    @property
-    def number(self) -> int: ...
-
-
 class PhaseNow(Protocol):
     """Says which phase runs, as far as the notes of the training thread have been read."""
 
@@ -57,7 +46,7 @@ class PhaseNow(Protocol):
 class HangWatch:
     """One per process that trains; does nothing with `hang_after` 0."""
 
-    def __init__(self, session: WatchedSession, phases: PhaseNow) -> None:
+    def __init__(self, session: RunningSession, phases: PhaseNow) -> None:
         self._session, self._phases = session, phases
         self._least_s = session.settings.hang_after
         self._thread: threading.Thread | None = None
@@ -309,7 +298,7 @@ _DECORATES = f"torch{os.sep}utils{os.sep}_contextlib.py"  # runs what @no_grad()
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
 _COMPILES = f"torch{os.sep}_dynamo{os.sep}convert_frame.py"
 _IMPORTS = "<frozen importlib"
-_NO_GRADIENTS = {"no_grad", "inference_mode"}
+_NO_GRADIENTS = ("no_grad", "inference_mode")
 
 Chain = list[tuple[CodeType, int]]  # outermost first
 
@@ -398,11 +387,6 @@ def _blocks(file: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
             (node.lineno, node.end_lineno)
             for node in nodes
             if isinstance(node, syntax.With)
-            and any(_NO_GRADIENTS & _names(syntax, item.context_expr) for item in node.items)
+            and any(word in syntax.dump(item) for item in node.items for word in _NO_GRADIENTS)
         ],
     )
-
-
-def _names(syntax: Any, expression: Any) -> set[str]:
-    nodes = syntax.walk(expression)
-    return {str(getattr(node, "attr", getattr(node, "id", ""))) for node in nodes}

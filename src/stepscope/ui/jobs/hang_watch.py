@@ -32,6 +32,7 @@ from stepscope.records.folders import (
 from stepscope.text.figures import long_duration
 from stepscope.trace.decode import NotJsonError, decode
 from stepscope.trace.files import LineFile, read_tail
+from stepscope.trace.run_folder.run_state import signal_name
 from stepscope.ui.jobs.process import News
 from stepscope.ui.say import SAYS
 
@@ -81,7 +82,7 @@ class HangNews:
     _seen: float | None = None  # when a new request was seen
     _told: bool = False
     _ends: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _killed: int = field(default_factory=lambda: _killed_for_memory())
+    _killed: int = field(default_factory=system.killed_for_memory)
     _pids: list[int] = field(default_factory=list)
     _ending: list[tuple[float, int]] = field(default_factory=list)
 
@@ -175,7 +176,7 @@ class HangNews:
             others = [other.stderr for other in self._ranks.values() if other is not line]
             self._ends[name] = {
                 "ended_by": how,
-                "out_of_memory": max(0, _killed_for_memory() - self._killed),
+                "out_of_memory": max(0, system.killed_for_memory() - self._killed),
                 "shares_stderr": line.stderr in others,
                 **_last_words(line.stderr),
             }
@@ -259,16 +260,8 @@ class HangNews:
 
 
 def _how_it_ended(status: int) -> str:
-    number = os.WTERMSIG(status)
-    if number in set(signal.Signals):
-        return signal.Signals(number).name
-    return f"exit code {os.WEXITSTATUS(status)}"
-
-
-def _killed_for_memory() -> int:
-    """Processes of this machine, since it started."""
-    words = system.read_text("/proc/vmstat").split()
-    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+    name = signal_name(128 + os.WTERMSIG(status))
+    return name or f"exit code {os.WEXITSTATUS(status)}"
 
 
 def _last_words(stderr: str) -> dict[str, Any]:
