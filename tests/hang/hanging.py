@@ -40,30 +40,30 @@ def read_batch(rank: int, step: int) -> torch.Tensor:
 
 
 def _plant_in_reading() -> None:
-    plant = READING.get(KIND)
+    plant = globals().get(f"read_{KIND.replace('-', '_')}")
     if plant is not None:
         plant()
 
 
-def _sleep() -> None:
+def read_sleeps() -> None:
     hangs()
     time.sleep(1000)  # here: sleeps
 
 
-def _loop() -> None:
+def read_loop() -> None:
     hangs()
     count = 0
     while count >= 0:
         count += 1  # here: loop
 
 
-def _read_pipe() -> None:
+def read_pipe() -> None:
     reading, _writing = os.pipe()
     hangs()
     os.read(reading, 1)  # here: pipe
 
 
-def _lock_file() -> None:
+def read_flock() -> None:
     Path("lock").touch()
     with Path("lock").open() as first, Path("lock").open() as second:
         fcntl.flock(first, fcntl.LOCK_EX)
@@ -71,7 +71,7 @@ def _lock_file() -> None:
         fcntl.flock(second, fcntl.LOCK_EX)  # here: flock
 
 
-def _take_held_lock() -> None:
+def read_lock() -> None:
     lock = threading.Lock()
     threading.Thread(target=_hold, args=(lock,), daemon=True).start()
     time.sleep(0.2)
@@ -80,7 +80,7 @@ def _take_held_lock() -> None:
         pass
 
 
-def _take_locks_in_turn() -> None:
+def read_two_locks() -> None:
     one, two = threading.Lock(), threading.Lock()
     with one:
         threading.Thread(target=_take_both, args=(two, one), daemon=True).start()
@@ -89,19 +89,19 @@ def _take_locks_in_turn() -> None:
         two.acquire()  # here: two-locks
 
 
-def _die() -> None:
+def read_killed() -> None:
     _keep_sockets()
     hangs()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _crash() -> None:
+def read_crashes() -> None:
     _keep_sockets()
     hangs()
     ctypes.string_at(0)
 
 
-def _abort() -> None:
+def read_aborts() -> None:
     """As C++ does: no exception of Python's, but a line before."""
     _keep_sockets()
     sys.stderr.write(f"terminate called: the last words of rank {FAULTY}\n")
@@ -110,30 +110,30 @@ def _abort() -> None:
     os.abort()
 
 
-def _raise() -> None:
+def read_raised() -> None:
     _keep_sockets()
     hangs()
     raise ValueError("a bad sample")  # here: raised
 
 
-def _leave() -> None:
+def read_leaves() -> None:
     _keep_sockets()
     hangs()
     sys.exit(0)
 
 
-def _stop() -> None:
+def read_stopped() -> None:
     hangs()
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _match() -> None:
+def read_holds_python() -> None:
     """The regular expression takes longer than anybody waits, and lets no other thread run."""
     hangs()
     re.match("(a+)+$", "a" * 60 + "b")  # here: holds-python
 
 
-def _wait_for_dead_child() -> None:
+def read_queue() -> None:
     items: multiprocessing.Queue[int] = multiprocessing.Queue()
     child = multiprocessing.Process(target=time.sleep, args=(0,))
     child.start()
@@ -156,24 +156,6 @@ def _hold(lock: threading.Lock) -> None:
 def _take_both(first: threading.Lock, second: threading.Lock) -> None:
     with first:
         second.acquire()
-
-
-READING = {
-    "sleeps": _sleep,
-    "loop": _loop,
-    "pipe": _read_pipe,
-    "flock": _lock_file,
-    "lock": _take_held_lock,
-    "two-locks": _take_locks_in_turn,
-    "killed": _die,
-    "crashes": _crash,
-    "aborts": _abort,
-    "raised": _raise,
-    "leaves": _leave,
-    "stopped": _stop,
-    "holds-python": _match,
-    "queue": _wait_for_dead_child,
-}
 
 
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
@@ -204,7 +186,7 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
                 while time.monotonic() < until:
                     sum(range(1000))
             elif KIND == "worker-reads":
-                _read_slowly(torch.nn.Module(), time.monotonic() + LONG_S)
+                pause_slow_disk(torch.nn.Module(), time.monotonic() + LONG_S)
         return torch.ones(16)
 
 
@@ -266,13 +248,14 @@ def exchange(rank: int, step: int, groups: list[dist.ProcessGroup]) -> None:
 def pause(rank: int, step: int, model: torch.nn.Module) -> None:
     """Healthy, but long: on one rank, or with -all on each."""
     if step == AT and (rank == FAULTY or KIND.endswith("-all")):
-        long_work = PAUSES.get(KIND.removesuffix("-all"))
+        name = KIND.removesuffix("-all").replace("-", "_")
+        long_work = globals().get(f"pause_{name}")
         if long_work is not None:
             Path("pauses").write_text(str(os.getpid()))
             long_work(model, time.monotonic() + LONG_S)
 
 
-def _evaluate(model: torch.nn.Module, until: float) -> None:
+def pause_evaluates(model: torch.nn.Module, until: float) -> None:
     model.eval()
     with torch.no_grad():
         while time.monotonic() < until:
@@ -280,7 +263,7 @@ def _evaluate(model: torch.nn.Module, until: float) -> None:
     model.train()
 
 
-def _evaluate_a_loader(model: torch.nn.Module, until: float) -> None:
+def pause_evaluates_a_loader(model: torch.nn.Module, until: float) -> None:
     """No eval(): only batches that are fetched without gradients."""
     with torch.inference_mode():
         for batch in torch.utils.data.DataLoader(range(100_000), 8):
@@ -290,19 +273,9 @@ def _evaluate_a_loader(model: torch.nn.Module, until: float) -> None:
 
 
 @torch.no_grad()
-def _estimate_loss(model: torch.nn.Module, until: float) -> None:
+def pause_estimates(model: torch.nn.Module, until: float) -> None:
     while time.monotonic() < until:
         model(torch.ones(8, 16))
-
-
-def _score(model: torch.nn.Module, until: float) -> None:
-    """Predictions take a moment, the score is counted in Python."""
-    model.eval()
-    with torch.no_grad():
-        model(torch.ones(8, 16))
-    while time.monotonic() < until:
-        sum(range(1000))
-    model.train()
 
 
 class SlowToSave:
@@ -311,16 +284,16 @@ class SlowToSave:
         return (dict, ())
 
 
-def _save(model: torch.nn.Module, until: float) -> None:
+def pause_saves(model: torch.nn.Module, until: float) -> None:
     torch.save(SlowToSave(), "checkpoint.pt")
 
 
-def _pickle(model: torch.nn.Module, until: float) -> None:
+def pause_pickles(model: torch.nn.Module, until: float) -> None:
     with Path(f"checkpoint-{os.getpid()}").open("wb") as file:
         pickle.dump(SlowToSave(), file)
 
 
-def _write_slowly(model: torch.nn.Module, until: float) -> None:
+def pause_slow_disk_writes(model: torch.nn.Module, until: float) -> None:
     """A checkpoint in a format of one's own, on a disk of 4 MB/s."""
     with Path(f"own-format-{os.getpid()}").open("wb") as file:
         while time.monotonic() < until:
@@ -329,7 +302,7 @@ def _write_slowly(model: torch.nn.Module, until: float) -> None:
             time.sleep(0.25)
 
 
-def _read_slowly(model: torch.nn.Module, until: float) -> None:
+def pause_slow_disk(model: torch.nn.Module, until: float) -> None:
     data = Path(f"data-{os.getpid()}")
     data.write_bytes(bytes(8 << 20))
     with data.open("rb", buffering=0) as file:
@@ -339,7 +312,7 @@ def _read_slowly(model: torch.nn.Module, until: float) -> None:
             time.sleep(0.1)
 
 
-def _read_in_bursts(model: torch.nn.Module, until: float) -> None:
+def pause_bursts(model: torch.nn.Module, until: float) -> None:
     """A disk that many share: 4 MB every two seconds."""
     data = Path(f"data-{os.getpid()}")
     data.write_bytes(bytes(4 << 20))
@@ -348,7 +321,7 @@ def _read_in_bursts(model: torch.nn.Module, until: float) -> None:
         time.sleep(2)
 
 
-def _swap(model: torch.nn.Module, until: float) -> None:
+def pause_swaps(model: torch.nn.Module, until: float) -> None:
     """Each page that is touched comes from the disk, as swapped memory does."""
     with Path(f"swapped-{os.getpid()}").open("w+b") as file:
         file.truncate(16 << 20)
@@ -364,7 +337,7 @@ def _swap(model: torch.nn.Module, until: float) -> None:
                     time.sleep(0.005)
 
 
-def _compile(model: torch.nn.Module, until: float) -> None:
+def pause_compiles(model: torch.nn.Module, until: float) -> None:
     def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
         while time.monotonic() < until:
             sum(range(1000))
@@ -373,7 +346,7 @@ def _compile(model: torch.nn.Module, until: float) -> None:
     torch.compile(torch.nn.Linear(16, 4), backend=backend)(torch.ones(8, 16))
 
 
-def _compile_elsewhere(model: torch.nn.Module, until: float) -> None:
+def pause_compiles_elsewhere(model: torch.nn.Module, until: float) -> None:
     """The compiler is another program."""
 
     def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
@@ -383,42 +356,31 @@ def _compile_elsewhere(model: torch.nn.Module, until: float) -> None:
     torch.compile(torch.nn.Linear(16, 4), backend=backend)(torch.ones(8, 16))
 
 
-def _compile_with_inductor(model: torch.nn.Module, until: float) -> None:
+def pause_inductor(model: torch.nn.Module, until: float) -> None:
     torch.compile(torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(9))))(
         torch.ones(8, 16)
     ).sum().backward()
 
 
-def _run_a_program(model: torch.nn.Module, until: float) -> None:
+def pause_program(model: torch.nn.Module, until: float) -> None:
     """It counts a score, or builds an extension."""
     busy = f"import time\nwhile time.monotonic() < {until}: pass"
     subprocess.run([sys.executable, "-S", "-c", busy], check=True)
 
 
-def _break(model: torch.nn.Module, until: float) -> None:
+def pause_breakpoint(model: torch.nn.Module, until: float) -> None:
     breakpoint()
 
 
-PAUSES = {
-    "evaluates": _evaluate,
-    "evaluates-a-loader": _evaluate_a_loader,
-    "estimates": _estimate_loss,
-    "scores": _score,
-    "saves": _save,
-    "pickles": _pickle,
-    "slow-disk": _read_slowly,
-    "slow-disk-writes": _write_slowly,
-    "bursts": _read_in_bursts,
-    "swaps": _swap,
-    "compiles": _compile,
-    "compiles-elsewhere": _compile_elsewhere,
-    "inductor": _compile_with_inductor,
-    "program": _run_a_program,
-    "breakpoint": _break,
-    "held": lambda *_: time.sleep(1.0),  # whoever started it attaches a debugger meanwhile
-    "suspended": lambda *_: time.sleep(1.0),
-    "paused": lambda *_: os.kill(os.getpid(), signal.SIGSTOP),
-}
+def pause_held(model: torch.nn.Module, until: float) -> None:
+    time.sleep(1.0)  # whoever started it attaches a debugger, or suspends all, meanwhile
+
+
+pause_suspended = pause_held
+
+
+def pause_paused(model: torch.nn.Module, until: float) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def train(rank: int, *_: object) -> None:

@@ -87,7 +87,7 @@ HANGS = (
     Plant("cut-link", ("unreachable",), launcher=TWO_HOSTS, faulty=(0, 1)),
 )
 HEALTHY = (
-    *("evaluates", "evaluates-all", "evaluates-a-loader", "estimates", "scores"),
+    *("evaluates", "evaluates-all", "evaluates-a-loader", "estimates"),
     *("saves", "saves-all", "pickles", "slow-disk-writes", "slow-disk-writes-all"),
     *("slow-disk", "slow-disk-all", "bursts", "bursts-all", "swaps", "swaps-all"),
     *("compiles", "compiles-all", "compiles-elsewhere", "inductor", "inductor-all", "program"),

@@ -90,15 +90,14 @@ def test_a_dead_rank_has_its_signal_and_its_last_words(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [in_collective(0, 2), elsewhere(1, 2)])
     (run / "rank-00001/hang.json").unlink()
     dead = {"pid": 7, "rank": 1, "folder": "rank-00001", "state": "Z", "ended_by": "SIGKILL"}
-    words = {"out_of_memory": 1, "stderr": "/job/1.err", "last_lines": ["terminate called", "core"]}
+    last = {"out_of_memory": 1, "stderr": "/job/1.err", "last_lines": ["terminate called", "core"]}
     (run / "hosts").mkdir()
-    content = {"host": "a", "noticed_unix": NOTICED, "ranks": [{**dead, **words}]}
+    content = {"host": "a", "noticed_unix": NOTICED, "ranks": [{**dead, **last}]}
     (run / "hosts/a.hang.json").write_text(json.dumps(content))
     answer = answer_of(run)
     assert (answer.kind, answer.ranks) == ("ended", (1,))
-    assert "was killed by SIGKILL, and its host killed a process for lack of memory" in (
-        answer.verdict
-    )
+    words = "was killed by SIGKILL, and its host killed a process for lack of memory"
+    assert words in answer.verdict
     assert answer.last_lines == ("terminate called", "core")
     assert answer.why == ("its stderr is /job/1.err",)
     lines = "\n".join(line.plain for line in hang_lines(answer, make_console(100), run))

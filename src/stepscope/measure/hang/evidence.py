@@ -108,9 +108,8 @@ def frames(frame: FrameType | None) -> list[dict[str, Any]]:
 def numbers(rows: list[dict[str, Any]]) -> tuple[int | None, int]:
     """Rank and world size of a child that has no process group yet, by its own calls."""
     known: dict[str, int] = {}
-    for row in rows[:1]:
-        for frame in row["frames"]:
-            known |= frame.get("numbers", {})
+    for frame in rows[0]["frames"] if rows else ():
+        known |= frame.get("numbers", {})
     return known.get("rank", known.get("i")), known.get("world_size", 1)
 
 

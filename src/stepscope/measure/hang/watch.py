@@ -380,13 +380,7 @@ def _blocks(file: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         nodes = list(syntax.walk(syntax.parse(system.read_text(file, _MOST_SOURCE))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [], []
-    loops = (syntax.For, syntax.While, syntax.AsyncFor)
-    return (
-        [(node.lineno, node.end_lineno) for node in nodes if isinstance(node, loops)],
-        [
-            (node.lineno, node.end_lineno)
-            for node in nodes
-            if isinstance(node, syntax.With)
-            and any(word in syntax.dump(item) for item in node.items for word in _NO_GRADIENTS)
-        ],
-    )
+    loops = [n for n in nodes if isinstance(n, syntax.For | syntax.While | syntax.AsyncFor)]
+    heads = ((n, item) for n in nodes if isinstance(n, syntax.With) for item in n.items)
+    quiet = [n for n, head in heads if any(word in syntax.dump(head) for word in _NO_GRADIENTS)]
+    return [(n.lineno, n.end_lineno) for n in loops], [(n.lineno, n.end_lineno) for n in quiet]

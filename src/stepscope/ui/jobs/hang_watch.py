@@ -157,25 +157,21 @@ class HangNews:
                     if known.event == STEP and name and name not in self._ranks:
                         stat = system.Stat.read(f"/proc/{known.pid}/stat")
                         known.started_ticks = stat.started_ticks if stat else 0
-                        with contextlib.suppress(OSError):
-                            known.stderr = os.readlink(f"/proc/{known.pid}/fd/2")  # noqa: PTH115
                         self._ranks[name] = known
 
     def _note_ends(self) -> None:
         """How ranks ended, and what they wrote last: soon others write to the same file."""
         for name, line in self._ranks.items():
-            if name in self._ends or not line.started_ticks:
+            if name in self._ends:
                 continue
             stat = system.Stat.read(f"/proc/{line.pid}/stat")
-            if stat is not None and stat.started_ticks == line.started_ticks:
-                if stat.state not in "ZX":
-                    continue
-                how = _how_it_ended(stat.status)
-            else:
-                how = ""
+            if stat is not None and stat.started_ticks != line.started_ticks:
+                stat = None
+            if stat is not None and stat.state not in "ZX":
+                continue
             others = [other.stderr for other in self._ranks.values() if other is not line]
             self._ends[name] = {
-                "ended_by": how,
+                "ended_by": _how_it_ended(stat.status) if stat is not None else "",
                 "out_of_memory": max(0, system.killed_for_memory() - self._killed),
                 "shares_stderr": line.stderr in others,
                 **_last_words(line.stderr),
@@ -202,7 +198,8 @@ class HangNews:
         for name, line in self._ranks.items():
             row = {"pid": line.pid, "rank": line.rank, "folder": name}
             row |= looks.get(line.pid) or {"gone": True}
-            row |= self._ends.get(name, {})
+            if row.get("gone") or row.get("state") in ("Z", "X"):
+                row |= self._ends.get(name, {})
             if not self._has_answered(name) and not row.get("gone") and natives < _MOST_NATIVE:
                 natives += 1
                 row["native"] = _native_stack(line.pid)
@@ -260,8 +257,7 @@ class HangNews:
 
 
 def _how_it_ended(status: int) -> str:
-    name = signal_name(128 + os.WTERMSIG(status))
-    return name or f"exit code {os.WEXITSTATUS(status)}"
+    return signal_name(128 + os.WTERMSIG(status)) or f"exit code {os.WEXITSTATUS(status)}"
 
 
 def _last_words(stderr: str) -> dict[str, Any]:

@@ -24,8 +24,6 @@ _WORKERS = 2
 _HEARTBEAT_S = 1.0
 _LONGEST_LINE = 1 << 20
 
-NOTHING: Mapping[str, Any] = {}
-
 # Tells a client that waits the seconds so far, and what is being done.
 Report = Callable[[float, str], Awaitable[None]]
 
@@ -55,7 +53,7 @@ class Workers:
         tool: str,
         arguments: dict[str, Any],
         report: Report,
-        beside: Mapping[str, Any] = NOTHING,
+        beside: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return one page, with what stands beside. Cancelling ends the worker, and its work."""
         began = time.monotonic()

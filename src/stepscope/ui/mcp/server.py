@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from stepscope import __version__
 from stepscope.errors import UsageError
 from stepscope.ui.json_text import cannot_answer
-from stepscope.ui.mcp.ask_worker import NOTHING, Report, Workers
+from stepscope.ui.mcp.ask_worker import Report, Workers
 from stepscope.ui.mcp.commands import run_training, tune_training
 from stepscope.ui.mcp.folders import AllowedFolders, NotAllowedError
 from stepscope.ui.mcp.pages import DATA, TEXT_TOKENS, clean, clean_text, count_tokens, to_json
@@ -164,7 +164,7 @@ class _Tools:
         assert isinstance(question, TuneQuestion)
         if question.folder and question.command:
             raise UsageError("tune takes a command or the folder of an earlier tune")
-        folder, more = question.folder, dict(NOTHING)
+        folder, more = question.folder, {}
         if question.command:
             ended = await tune_training(question, self._folders, report)
             folder, more = ended.folder, {"folder": ended.folder}

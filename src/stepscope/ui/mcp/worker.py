@@ -39,7 +39,6 @@ from stepscope.ui.progress import reporting_to
 _MOST_ANSWERS = 3
 _CURSOR_GROWS = 16  # tokens, by the digits of its place and how letters and digits alternate
 _REPORT_EVERY_S = 0.5
-_NOTHING: Mapping[str, Any] = {}
 
 Report = Callable[[int, int], None]
 
@@ -60,13 +59,13 @@ class Answers:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def page(
-        self, tool: str, arguments: dict[str, Any], beside: Mapping[str, Any] = _NOTHING
+        self, tool: str, arguments: dict[str, Any], beside: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return one page of an answer, or the typed reason why there is none.
 
         `beside` stands on the page as well."""
         try:
-            return self._page(tool, arguments, beside)
+            return self._page(tool, arguments, beside or {})
         except MemoryError:
             return refusal(UnreadableInputError("this needs more memory than there is"))
         except OSError as error:
