@@ -111,8 +111,7 @@ class Outcome:
         right_line = here is True or where.get("line") in (here, here - (plant.kind == "loop"))
         right_ranks = tuple(self.answer.get("ranks", ())) == plant.at_fault
         words = (self.answer.get("verdict", ""), *self.answer.get("last_lines", ()))
-        right_words = any(plant.says in line for line in words)
-        is_right = right_line and right_ranks and right_words
+        is_right = right_line and right_ranks and any(plant.says in line for line in words)
         return is_right and self.answer.get("kind") in plant.answers
 
 
@@ -168,6 +167,8 @@ def end(process: subprocess.Popen[bytes], folder: Path) -> None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     process.wait(10)
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def play(
@@ -276,7 +277,6 @@ def _hold(_process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _suspend(_process: subprocess.Popen[bytes], folder: Path) -> None:
-    """As a laptop that is closed, or a job that its scheduler suspends."""
     pids = processes_of(folder)
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in pids:
@@ -286,7 +286,7 @@ def _suspend(_process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _continue(_process: subprocess.Popen[bytes], folder: Path) -> None:
-    time.sleep(PAUSED_S)
+    time.sleep(2 * PAUSED_S)  # a rank that cannot record itself is told later
     os.kill(int((folder / "pauses").read_text()), signal.SIGCONT)
 
 
