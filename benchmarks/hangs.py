@@ -1,6 +1,6 @@
 """Plant hangs of every kind, and count how often `stepscope hang` names rank and line.
 
-    python benchmarks/hangs.py [--runs 60] [--healthy 27] [--at-once 3]
+    python benchmarks/hangs.py [--runs 60] [--healthy 60] [--at-once 3]
 
 Prints a row for each run: right or wrong, seconds from the hang to the sentence that `run` prints
 (`--hang-after` is 3 s), and what it said. Healthy runs pause for 9 s: nobody may be accused.
@@ -25,7 +25,7 @@ from plant import HANGS, HEALTHY, Plant, play, play_healthy  # noqa: E402
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=60)
-    parser.add_argument("--healthy", type=int, default=27)
+    parser.add_argument("--healthy", type=int, default=60)
     parser.add_argument("--at-once", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
@@ -56,7 +56,7 @@ def _hang(plant: Plant, folder: Path) -> tuple[bool, float | None]:
 
 def _healthy(kind: str, folder: Path) -> bool:
     outcome = play_healthy(kind, folder)
-    accused = outcome.answer.get("is_hang") or (outcome.said and kind != "paused")
+    accused = outcome.answer.get("is_hang") or outcome.said
     words = outcome.said or outcome.answer.get("verdict")
     print("WRONG" if accused else "right", f"{kind:<26}", words, flush=True)
     return not accused

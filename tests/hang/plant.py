@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).with_name("hanging.py")
-SPAWN, TORCHRUN, ALONE = "spawn", "torchrun", "alone"
+SPAWN, TORCHRUN, ALONE, TWO_HOSTS = "spawn", "torchrun", "alone", "two-hosts"
 AFTER_S = 3.0
 LIMIT_S, PAUSED_S = 120.0, 15.0
 MARK = "PLANTED_IN"  # in the environment of all processes of one hang
@@ -31,6 +34,7 @@ class Plant:
     launcher: str = SPAWN
     line: str | None = None  # None: no line is known; else the mark of the line
     faulty: tuple[int, ...] | None = None  # None: the last rank
+    says: str = ""  # is in the verdict, or in the last lines of stderr
 
     @property
     def name(self) -> str:
@@ -61,7 +65,9 @@ HANGS = (
     _here("lock", "deadlock"),
     _here("two-locks", "deadlock", launcher=TORCHRUN),
     _here("queue", "deadlock", "blocked", "missing"),
-    Plant("killed", ("ended",), ranks=3),
+    Plant("killed", ("ended",), ranks=3, says="killed by SIGKILL"),
+    Plant("crashes", ("ended",), says="killed by SIGSEGV"),
+    Plant("aborts", ("ended",), ranks=3, says="the last words of rank 2"),
     _here("raised", "ended"),
     Plant("leaves", ("ended",), launcher=TORCHRUN),
     Plant("stopped", ("stopped",), launcher=TORCHRUN),
@@ -77,10 +83,16 @@ HANGS = (
     _here("receives", "missing", "unknown"),
     _here("waits-later", "missing", "unknown", launcher=TORCHRUN),
     _here("never-starts", "missing", launcher=TORCHRUN),
+    _here("never-starts", "missing", ranks=3),
+    Plant("cut-link", ("unreachable",), launcher=TWO_HOSTS, faulty=(0, 1)),
 )
 HEALTHY = (
-    *("evaluates", "evaluates-all", "saves", "saves-all", "slow-disk", "slow-disk-all"),
-    *("paused", "writes-afterwards", "nothing"),
+    *("evaluates", "evaluates-all", "evaluates-a-loader", "estimates"),
+    *("saves", "saves-all", "pickles", "slow-disk-writes", "slow-disk-writes-all"),
+    *("slow-disk", "slow-disk-all", "bursts", "bursts-all", "swaps", "swaps-all"),
+    *("compiles", "compiles-all", "compiles-elsewhere", "inductor", "inductor-all", "program"),
+    *("worker-slow", "worker-reads", "epochs", "writes-afterwards", "nothing"),
+    *("breakpoint", "held", "suspended"),
 )
 
 
@@ -98,7 +110,9 @@ class Outcome:
         here = plant.line is None or _line(plant.line)
         right_line = here is True or where.get("line") in (here, here - (plant.kind == "loop"))
         right_ranks = tuple(self.answer.get("ranks", ())) == plant.at_fault
-        return right_line and right_ranks and self.answer.get("kind") in plant.answers
+        words = (self.answer.get("verdict", ""), *self.answer.get("last_lines", ()))
+        is_right = right_line and right_ranks and any(plant.says in line for line in words)
+        return is_right and self.answer.get("kind") in plant.answers
 
 
 def command(kind: str, ranks: int, launcher: str) -> list[str]:
@@ -123,6 +137,7 @@ def start(words: list[str], folder: Path, *options: str, after_s: float) -> subp
         return subprocess.Popen(
             [*run, "--hang-after", f"{after_s}s", *options, "--", *words],
             cwd=folder,
+            stdin=subprocess.PIPE,
             stdout=out,
             stderr=errors,
             start_new_session=True,
@@ -152,6 +167,8 @@ def end(process: subprocess.Popen[bytes], folder: Path) -> None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     process.wait(10)
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def play(
@@ -160,7 +177,12 @@ def play(
     """Until `run` says who hangs; then `hang` is asked, while the job still hangs."""
     if plant.kind == "never-starts":
         after_s = 1.0
-    words = command(plant.kind, plant.ranks, plant.launcher)
+    if plant.launcher == TWO_HOSTS:
+        hosts = _two_hosts(f"{os.getpid()}{next(_NUMBERS)}")
+        words = command(plant.kind, plant.ranks, ALONE)
+        words = ["sh", "-c", f"{_on_host(hosts, 0, words)} & {_on_host(hosts, 1, words)}; wait"]
+    else:
+        hosts, words = (), command(plant.kind, plant.ranks, plant.launcher)
     process = start(words, folder, *options, after_s=after_s)
     try:
         until = time.monotonic() + LIMIT_S
@@ -172,6 +194,36 @@ def play(
         return Outcome(said, took, ask(folder), (folder / "err").read_text()[-2000:])
     finally:
         end(process, folder)
+        for host in hosts:
+            subprocess.run(["ip", "netns", "del", host], check=False)
+
+
+_NUMBERS = itertools.count()
+
+
+def has_namespaces() -> bool:
+    return os.geteuid() == 0 and shutil.which("ip") is not None
+
+
+def _two_hosts(name: str) -> tuple[str, str]:
+    """Two network namespaces with a link between them, named like their ends of it."""
+    a, b = f"h{name}a", f"h{name}b"
+    added = (
+        *(f"netns add {host}" for host in (a, b)),
+        f"link add {a} netns {a} type veth peer name {b} netns {b}",
+        *(f"-n {host} addr add 10.77.0.{n}/24 dev {host}" for n, host in ((1, a), (2, b))),
+        *(f"-n {host} link set {link} up" for host in (a, b) for link in ("lo", host)),
+    )
+    for words in added:
+        subprocess.run(["ip", *words.split()], check=True)
+    return a, b
+
+
+def _on_host(hosts: tuple[str, ...], rank: int, words: list[str]) -> str:
+    cut = f"ip -n {hosts[-1]} link set {hosts[-1]} down"
+    host = hosts[rank]
+    env = f"RANK={rank} WORLD_SIZE=2 MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME={host}"
+    return f"CUT='{cut}' {env} ip netns exec {host} {shlex.join(words)}"
 
 
 def sentence(folder: Path) -> str | None:
@@ -187,20 +239,60 @@ def ask(folder: Path) -> dict[str, Any]:
 
 
 def play_healthy(kind: str, folder: Path, *, ranks: int = 2) -> Outcome:
-    """To its end. A process that stops itself, as if a debugger held it, goes on after a while."""
+    """To its end. What a person would do meanwhile, a debugger's user for one, is done here."""
     launcher = TORCHRUN if ranks > 1 else ALONE
     process = start(command(kind, ranks, launcher), folder, after_s=AFTER_S)
     try:
         until = time.monotonic() + LIMIT_S
-        stopped: float | None = None
+        act = ACTS.get(kind)
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.2)
-            for pid in processes_of(folder) if kind == "paused" else ():
-                with contextlib.suppress(OSError):
-                    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                        stopped = stopped or time.monotonic()
-                        if time.monotonic() - stopped > PAUSED_S:
-                            os.kill(pid, signal.SIGCONT)
+            if act is not None and (folder / "pauses").exists():
+                act(process, folder)
+                act = None
+        assert process.poll() == 0, (folder / "err").read_text()[-2000:]
         return Outcome(sentence(folder), None, ask(folder), (folder / "err").read_text()[-2000:])
     finally:
         end(process, folder)
+
+
+def _type_continue(process: subprocess.Popen[bytes], folder: Path) -> None:
+    time.sleep(PAUSED_S)
+    assert process.stdin is not None
+    process.stdin.write(b"c\n")
+    process.stdin.flush()
+
+
+def _hold(_process: subprocess.Popen[bytes], folder: Path) -> None:
+    """gdb stops the process, and lets it go when it ends."""
+    words = [
+        "gdb",
+        "-p",
+        (folder / "pauses").read_text(),
+        "-batch",
+        "-ex",
+        f"shell sleep {PAUSED_S}",
+    ]
+    subprocess.run(words, capture_output=True, check=True)
+
+
+def _suspend(_process: subprocess.Popen[bytes], folder: Path) -> None:
+    pids = processes_of(folder)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        time.sleep(PAUSED_S if number == signal.SIGSTOP else 0)
+
+
+def _continue(_process: subprocess.Popen[bytes], folder: Path) -> None:
+    time.sleep(2 * PAUSED_S)  # a rank that cannot record itself is told later
+    os.kill(int((folder / "pauses").read_text()), signal.SIGCONT)
+
+
+ACTS = {
+    "breakpoint": _type_continue,
+    "held": _hold,
+    "suspended": _suspend,
+    "paused": _continue,
+}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_hangs import NOTICED, elsewhere, in_collective, write_run
+from made_hangs import LIBRARY, NOTICED, elsewhere, frame, in_collective, record, write_run
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.hang import explain_hang, hang_now
@@ -83,6 +84,87 @@ def test_what_only_the_host_saw_counts(tmp_path: Path) -> None:
     (run / "hosts/a.hang.json").write_text(json.dumps(content))
     answer = answer_of(run)
     assert (answer.kind, answer.ranks) == ("stopped", (1,))
+
+
+def test_a_dead_rank_has_its_signal_and_its_last_words(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [in_collective(0, 2), elsewhere(1, 2)])
+    (run / "rank-00001/hang.json").unlink()
+    dead = {"pid": 7, "rank": 1, "folder": "rank-00001", "state": "Z", "ended_by": "SIGKILL"}
+    last = {"out_of_memory": 1, "stderr": "/job/1.err", "last_lines": ["terminate called", "core"]}
+    (run / "hosts").mkdir()
+    content = {"host": "a", "noticed_unix": NOTICED, "ranks": [{**dead, **last}]}
+    (run / "hosts/a.hang.json").write_text(json.dumps(content))
+    answer = answer_of(run)
+    assert (answer.kind, answer.ranks) == ("ended", (1,))
+    words = "was killed by SIGKILL, and its host killed a process for lack of memory"
+    assert words in answer.verdict
+    assert answer.last_lines == ("terminate called", "core")
+    assert answer.why == ("its stderr is /job/1.err",)
+    lines = "\n".join(line.plain for line in hang_lines(answer, make_console(100), run))
+    assert "stderr    terminate called" in lines
+
+
+@pytest.mark.parametrize("file", ["/lib/python3.11/pdb.py", "/site-packages/debugpy/server/api.py"])
+def test_a_rank_that_a_debugger_holds_is_not_accused(tmp_path: Path, file: str) -> None:
+    held = elsewhere(1, 2, thread={"call": "read"})
+    held["threads"][0]["frames"].insert(0, frame(9, file=file, own=False))
+    answer = answer_of(write_run(tmp_path / "run", [in_collective(0, 2), held]))
+    assert (answer.kind, answer.is_hang) == ("slow", False)
+    assert "held by a debugger at data.py:88" in answer.verdict
+
+
+def test_a_rank_waits_for_a_program_that_still_works(tmp_path: Path) -> None:
+    waits = elsewhere(1, 2, thread={"call": "wait4"})
+    waits["children"] = [{"pid": 5, "name": "cc1plus", "state": "R"}]
+    answer = answer_of(write_run(tmp_path / "run", [in_collective(0, 2), waits]))
+    assert "waits for process 5 (cc1plus), which still works" in answer.verdict
+    assert not answer.is_hang
+    waits |= {"limit_s": 30.0, "silent_s": 601.0}  # long enough
+    shutil.rmtree(tmp_path / "run")
+    assert answer_of(write_run(tmp_path / "run", [in_collective(0, 2), waits])).is_hang
+
+
+def test_ranks_that_have_ended_their_work_are_not_accused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [in_collective(0, 2), elsewhere(1, 2)])
+    (run / "hosts").mkdir()
+    seen = [{"pid": 6 + n, "rank": n, "folder": f"rank-0000{n}", "state": "S"} for n in (0, 1)]
+    (run / "hosts/a.hang.json").write_text(json.dumps({"noticed_unix": NOTICED, "ranks": seen}))
+    for rank in (0, 1):
+        (run / f"rank-0000{rank}/hang.json").unlink()
+        (run / f"rank-0000{rank}/rank.json").write_text('{"status": "finished"}')
+    answer = answer_of(run)
+    assert (answer.verdict, answer.is_hang) == ("Every rank has ended its work.", False)
+
+
+def test_a_spawned_process_that_never_joined_has_the_number_that_is_left(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    (run / "hosts").mkdir()
+    joins = [frame(9, file=LIBRARY, own=False) | {"function": "init_process_group"}, frame(12)]
+    processes = [record(0, 3, joins), record(1, 3, joins), elsewhere(2, 1) | {"rank": None}]
+    for pid, facts in enumerate(processes):
+        facts |= {"identity": {"host": "a", "pid": pid}, "collectives": None, "phase": "start_up"}
+        (run / f"hosts/a.{pid}.hang.json").write_text(json.dumps(facts))
+    answer = answer_of(run)
+    assert answer.verdict.startswith("Rank 2 never reached init_process_group; it sleeps at data")
+    assert (answer.ranks, answer.waiting) == ((2,), 2)
+
+
+def test_a_rank_that_receives_names_the_one_that_it_waits_for(tmp_path: Path) -> None:
+    receives = [frame(9, file=LIBRARY, own=False), frame(40, text="dist.recv(value, 0)")]
+    receives[0] |= {"function": "recv", "numbers": {"src": 2}}
+    records = [record(0, 3, receives), elsewhere(1, 3), elsewhere(2, 3)]
+    answer = answer_of(write_run(tmp_path / "run", records))
+    assert (answer.kind, answer.ranks, answer.waiting) == ("blocked", (2,), 1)
+    assert "waits in recv from rank 2" in {group.words for group in answer.groups}
+
+
+def test_records_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [in_collective(0, 2), elsewhere(1, 2)])
+    (run / "rank-00001/hang.json").write_bytes(b'{"rank"')
+    assert "it left a record that cannot be read" in answer_of(run).verdict
+    (run / "rank-00000/hang.json").write_bytes(b'{"rank"')
+    done = run_verb("hang", run)
+    assert (done.returncode, "can be read" in done.stderr) == (3, True)
 
 
 def test_nobody_is_accused_once_steps_go_on(tmp_path: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
+from importlib.abc import MetaPathFinder
 
-from stepscope.measure.hang.watch import Patience, TrainingLoop
+import torch
+
+from stepscope.measure.hang.watch import Patience, TrainingLoop, rare_phase
 
 
 def after(walls_s: list[float], least_s: float = 30.0) -> Patience:
@@ -49,3 +54,32 @@ def test_a_script_that_has_left_its_loop_may_take_its_time() -> None:
 
     train()
     assert left == [False, True]
+
+
+def test_own_code_without_gradients_is_evaluation() -> None:
+    phases = [rare_phase(sys._getframe())]
+    with torch.no_grad():
+        phases.append(rare_phase(sys._getframe()))
+
+    @torch.inference_mode()
+    def evaluate() -> None:
+        phases.append(rare_phase(sys._getframe()))
+
+    evaluate()
+    assert phases == ["", "evaluation", "evaluation"]
+
+
+def test_an_import_may_take_long() -> None:
+    phases = []
+
+    class Finder(MetaPathFinder):
+        def find_spec(self, *_: object) -> None:
+            phases.append(rare_phase(sys._getframe()))
+
+    sys.meta_path.insert(0, Finder())
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("no_such_module_anywhere")
+    finally:
+        del sys.meta_path[0]
+    assert phases == ["import"]

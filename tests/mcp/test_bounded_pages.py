@@ -65,8 +65,9 @@ def test_any_answer_ends_and_every_page_is_bounded(answer: dict[str, Any]) -> No
 
 def test_a_word_counts_by_letters_a_number_by_digits_a_mark_by_one() -> None:
     assert count_tokens("kernel") == 2
-    assert count_tokens("0.123456") == 4
+    assert count_tokens("0.123456") == 5
     assert count_tokens('{"a": 1}') == 7
+    assert count_tokens("xqzjvk") == 4  # no word
     assert count_tokens("\u4e00") == 3
 
 

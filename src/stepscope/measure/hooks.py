@@ -63,8 +63,8 @@ def install(session: Session) -> None:
     _watch_profilers(session)
     watch_rare_phases(session)
     watch_leaving(session)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ and not is_child():
-        session.hang.start()  # a launcher's worker: others may wait for it from its start on
+    if is_child() or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        session.hang.start()  # perhaps a rank: others may wait for it from its start on
     if session.settings.step_on == "forward" or session.settings.nvtx:
         _watch_modules(session)
 

@@ -5,6 +5,7 @@ exception, os._exit, a fork or as a Ray worker.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import json
@@ -49,6 +50,8 @@ def record(folder: str, event: str, **facts: Any) -> None:
         "command": " ".join(sys.orig_argv)[:_LONGEST_COMMAND],
         **facts,
     }
+    with contextlib.suppress(OSError):
+        line["stderr"] = os.readlink("/proc/self/fd/2")  # noqa: PTH115
     file = processes_file(Path(folder), this_host())
     try:
         append_lines(file, [json.dumps(line)])
@@ -80,6 +83,7 @@ class RunningSession(Protocol):
     """The session as parts below it see it."""
 
     settings: Settings
+    thread: int  # that trains
 
     @property
     def number(self) -> int:

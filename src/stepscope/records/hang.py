@@ -26,6 +26,7 @@ class HangFrame(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
     own: bool = False
     text: str = ""
+    numbers: dict[str, Count] = {}  # arguments of torch's functions that name ranks
 
     @property
     def place(self) -> Place:
@@ -53,6 +54,7 @@ class HangMoved(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: Seconds | None = None
     input_bytes: Change | None = None
     output_bytes: Change | None = None
+    disk_bytes: Change | None = None  # read
     major_faults: Change | None = None
 
 
@@ -71,6 +73,12 @@ class HangProcess(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     rss_bytes: Bytes | None = None
     moved: HangMoved = HangMoved()
+    lately: HangMoved = HangMoved()  # over some more seconds
+    ended_by: str = ""  # "SIGKILL", "exit code 1": nobody has waited for it yet
+    out_of_memory: Count = 0  # processes that its system has killed for memory meanwhile
+    stderr: str = ""  # the file, or "a pipe", "a terminal"
+    shares_stderr: bool = False  # with other ranks
+    last_lines: list[str] = []  # of that file, when it ended
     threads: list[HangThread] = []  # of a loader worker that wrote its own stack
     native: str = ""  # what py-spy printed
 
@@ -188,6 +196,7 @@ class HangRank(msgspec.Struct, frozen=True, kw_only=True):
     pid: Count | None = None
     state: str = "unknown"
     record: HangRecord | None = None
+    is_damaged: bool = False  # there is a record, which cannot be read
     outside: HangProcess | None = None
     last_words: LastWords | None = None
 
@@ -214,7 +223,7 @@ HangKind = Literal[
     "deadlock",  # groups or locks wait for each other
     "loader",  # a batch never comes
     "ended",  # a rank has ended
-    "stopped",  # a rank is stopped by a signal or a debugger
+    "stopped",  # a rank is stopped by a signal
     "device",  # the GPU does not finish, or does not answer
     "unreachable",  # a peer does not answer
     "loop",  # Python runs and runs
@@ -246,5 +255,6 @@ class HangAnswer(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Count = 0  # ranks that wait for them
     seconds: Seconds | None = None  # how long, so far or until it went on
     groups: tuple[HangingRanks, ...] = ()
+    last_lines: tuple[str, ...] = ()  # that a rank which ended wrote to stderr
     world_size: Ranks | None = None
     notes: tuple[Note, ...] = ()

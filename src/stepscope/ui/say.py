@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import click
 
+SAYS = "stepscope: "
 _CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 
 
@@ -19,7 +20,7 @@ def say(message: str, *more: str) -> None:
     """
     from stepscope.ui.words import one_line  # --help needs none of it
 
-    text = "\n  ".join((f"stepscope: {one_line(message)}", *map(one_line, more)))
+    text = "\n  ".join((f"{SAYS}{one_line(message)}", *map(one_line, more)))
     try:
         click.echo(text, err=True)
     except OSError:

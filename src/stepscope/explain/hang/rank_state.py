@@ -6,12 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from stepscope.records.hang import (
     HangCollective,
     HangFrame,
     HangGroup,
+    HangMoved,
     HangProcess,
     HangRank,
     HangRecord,
@@ -21,22 +22,9 @@ from stepscope.records.source_lines import Place
 from stepscope.text.figures import byte_rate
 from stepscope.text.words import counted
 
-Doing = Literal[
-    "ended",
-    "stopped",
-    "silent",  # nothing was recorded
-    "collective",
-    "loader",
-    "lock",
-    "device",
-    "long",  # evaluation, a checkpoint, compilation
-    "moving",  # it reads, writes or swaps
-    "python",
-    "blocked",
-]
 _RUNS = 0.5  # of the time between two looks
 _MOVES_BYTES_S, _MOVES_FAULTS_S = 256 << 10, 20
-STOPPED = ("T", "t")
+STOPPED, TRACED = ("T", "t"), "t"
 DEAD = ("Z", "X", "x")
 _LONG_WORDS = {
     "evaluation": "it is evaluating",
@@ -46,7 +34,11 @@ _LONG_WORDS = {
     "start_up": "it has not ended its first step",
     "after_training": "it has left the training loop",
     "capture": "it writes what stepscope recorded",
+    "import": "it is importing modules",
 }
+_DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
+_WAITS_FOR_CHILD = ("/subprocess.py", "/multiprocessing/")
+_LONG_TIMES = 20  # limits
 _LOADER = "torch/utils/data/"
 _DISTRIBUTED = ("torch/distributed/", "torch/nn/parallel/")
 _BACKWARD = ("torch/autograd/", "torch/_tensor.py")
@@ -68,11 +60,16 @@ class RankDoing(NamedTuple):
     """One rank's state; `waits_for` is the collective in which it waits."""
 
     rank: HangRank
-    doing: Doing
+    doing: str  # a key of the verdict's kinds
     words: str  # a clause: "it waits for a lock"
     where: HangFrame | None = None
     waits_for: HangCollective | None = None
     kind: str = ""  # of the collective, where only the stack tells it
+    peer: int | None = None  # the rank that it sends to or receives from
+
+    @property
+    def has_ended(self) -> bool:
+        return self.doing == "ended"
 
     @property
     def place(self) -> Place | None:
@@ -86,10 +83,16 @@ def rank_doing(rank: HangRank) -> RankDoing:
     if _has_ended(rank):
         return RankDoing(rank, "ended", _end_words(rank), _last_line(rank))
     if outside is not None and outside.state in STOPPED:
-        words = "it is stopped (SIGSTOP or a debugger)"
-        return RankDoing(rank, "stopped", words, where)
+        if outside.state == TRACED:
+            return RankDoing(rank, "held", "it is held by a debugger", where)
+        return RankDoing(rank, "stopped", "it is stopped (SIGSTOP)", where)
+    if record is None and outside is not None and (moving := _moves(outside.moved)):
+        return RankDoing(rank, "moving", f"{moving}, and recorded nothing yet")
     if record is None:
-        return RankDoing(rank, "silent", _silent_words(outside), _native_line(outside))
+        words = (
+            "it left a record that cannot be read" if rank.is_damaged else _silent_words(outside)
+        )
+        return RankDoing(rank, "silent", words, _native_line(outside))
     thread = training_thread(record)
     if thread is None:
         return RankDoing(rank, "silent", "it has no training thread any more", None)
@@ -102,26 +105,44 @@ def _living(
     calls = _library_calls(thread)
     open_collectives = [one for one in _collectives(record) if not one.ended and not one.p2p]
     waits_for = open_collectives[0] if open_collectives else None
+    is_long = record.phase in _LONG_WORDS and not record.suspects
+    if _mentions(calls, _DEBUGGERS):
+        return RankDoing(rank, "held", "it is held by a debugger", where)
     if _mentions(calls, (_LOADER,)) and where is not None and _loader_waits(calls):
-        return RankDoing(rank, "loader", f"it waits for a batch{_worker_words(record)}", where)
+        child = worker_at_fault(record)
+        if not is_long or (child is not None and child.state in (*DEAD, *STOPPED)):
+            return _waits_for_worker(rank, record, child, where)
     if any(call.function.endswith(INIT) for call in calls):
         words = f"it waits for other ranks in {INIT}"
         return RankDoing(rank, "collective", words, where, None, INIT)
     if _in_collective(thread, calls, where, waits_for):
         kind = waits_for.kind if waits_for is not None else _called_kind(calls)
         words = f"it waits in {kind or 'a collective'}"
+        if waits_for is None and (peer := _peer(calls)) is not None:
+            words += f" {'to' if kind == 'send' else 'from'} rank {peer}"
+            return RankDoing(rank, "collective", words, where, None, kind, peer)
         return RankDoing(rank, "collective", words, where, waits_for, kind)
-    if record.phase in _LONG_WORDS and not record.suspects:
+    if is_long:
         return RankDoing(rank, "long", _LONG_WORDS[record.phase], where)
     if (lock := lock_words(thread, calls, where)) and not _is_running(thread, record):
         return RankDoing(rank, "lock", lock, where)
     if _waits_for_device(record, where):
         return RankDoing(rank, "device", _device_words(record), where)
+    moving = _moving_words(record) or _child_words(thread, calls, record)
+    if moving and not _runs(thread.cpu_s, record.process.moved.seconds):
+        return RankDoing(rank, "moving", moving, where)
     if _is_running(thread, record):
         return RankDoing(rank, "python", "it runs without an end so far", where)
-    if moving := _moving_words(record):
-        return RankDoing(rank, "moving", moving, where)
     return RankDoing(rank, "blocked", _call_words(thread), where)
+
+
+def _waits_for_worker(
+    rank: HangRank, record: HangRecord, child: HangProcess | None, where: HangFrame
+) -> RankDoing:
+    if child is not None and _works(child, record):
+        words = f"it waits for a batch of worker {child.pid}, which still works"
+        return RankDoing(rank, "moving", words, worker_line(child) or where)
+    return RankDoing(rank, "loader", f"it waits for a batch{_worker_words(record)}", where)
 
 
 # Stacks.
@@ -180,6 +201,12 @@ def _called_kind(calls: Sequence[HangFrame]) -> str:
     return next((kind for name in names for kind in _KINDS if name.startswith(kind)), "")
 
 
+def _peer(calls: Sequence[HangFrame]) -> int | None:
+    """The rank in the arguments of torch's send or recv."""
+    named = (call.numbers.get(name) for call in calls for name in ("src", "dst"))
+    return next((peer for peer in named if peer is not None), None)
+
+
 def _collectives(record: HangRecord) -> list[HangCollective]:
     return record.collectives.last if record.collectives is not None else []
 
@@ -221,9 +248,11 @@ def _has_ended(rank: HangRank) -> bool:
     outside = rank.outside
     if rank.record is not None:
         return False
+    if rank.status == "finished":
+        return True
     if outside is not None:
         return outside.gone or outside.state in DEAD
-    return rank.status == "finished" or rank.state in ("gone", "restarted")
+    return rank.state in ("gone", "restarted")
 
 
 def _end_words(rank: HangRank) -> str:
@@ -231,7 +260,24 @@ def _end_words(rank: HangRank) -> str:
         return f"it ended with {rank.last_words.exception}"
     if rank.status == "finished":
         return f"it ended after {counted(rank.steps or 0, 'step')}, as if its work was done"
-    return "it is gone (a signal killed it, or it left by os._exit)"
+    outside = rank.outside or HangProcess()
+    words = "it is gone (a signal killed it, or it left by os._exit)"
+    if outside.ended_by:
+        how = "was killed by" if outside.ended_by.startswith("SIG") else "ended with"
+        words = f"it {how} {outside.ended_by}"
+    memory = ", and its host killed a process for lack of memory"
+    return f"{words}{memory}" if outside.out_of_memory else words
+
+
+def stderr_words(outside: HangProcess) -> str | None:
+    """Where the last words of a rank that ended are."""
+    file = outside.stderr
+    if not file.startswith("/"):
+        return f"its stderr went to {file}: its last lines are not known here" if file else None
+    if not outside.last_lines:
+        return f"it wrote nothing to its stderr, {file}"
+    shared = ", which other ranks write as well" if outside.shares_stderr else ""
+    return f"its stderr is {file}{shared}"
 
 
 def _last_line(rank: HangRank) -> HangFrame | None:
@@ -273,15 +319,41 @@ def _runs(cpu_s: float | None, seconds: float) -> bool:
 
 
 def _moving_words(record: HangRecord) -> str | None:
+    moving = _moves(record.process.moved) or _moves(record.process.lately)
+    return None if _lasts(record) else moving
+
+
+def _moves(moved: HangMoved) -> str | None:
     """A process whose files or memory still move may only be slow."""
-    moved = record.process.moved
     seconds = max(moved.seconds, 1e-3)
     if (moved.major_faults or 0) / seconds >= _MOVES_FAULTS_S:
         return "it waits for memory that the system swaps in"
-    for words, size_bytes in (("reads", moved.input_bytes), ("writes", moved.output_bytes)):
-        if (size_bytes or 0) / seconds >= _MOVES_BYTES_S:
-            return f"it still {words} {byte_rate((size_bytes or 0) / seconds)}"
+    input_bytes = max(moved.input_bytes or 0, moved.disk_bytes or 0)
+    for words, size_bytes in (("reads", input_bytes), ("writes", moved.output_bytes or 0)):
+        if size_bytes / seconds >= _MOVES_BYTES_S:
+            return f"it still {words} {byte_rate(size_bytes / seconds)}"
     return None
+
+
+def _lasts(record: HangRecord) -> bool:
+    """What has worked on for so long may have no end."""
+    return 0 < _LONG_TIMES * record.limit_s < record.silent_s
+
+
+def _works(child: HangProcess, record: HangRecord) -> bool:
+    """A process that computes or reads, unless it has done so for very long."""
+    moved = child.moved
+    runs = child.state == "R" or _runs(moved.cpu_s, moved.seconds)
+    return not _lasts(record) and (runs or _moves(moved) is not None)
+
+
+def _child_words(thread: HangThread, calls: Sequence[HangFrame], record: HangRecord) -> str | None:
+    """None unless it waits for a program, or a pool, that works."""
+    if thread.call not in ("wait4", "waitid") and not _mentions(calls, _WAITS_FOR_CHILD):
+        return None
+    child = next((child for child in record.children if _works(child, record)), None)
+    name = f" ({child.name})" if child is not None and child.name else ""
+    return f"it waits for process {child.pid}{name}, which still works" if child else None
 
 
 def _waits_for_device(record: HangRecord, where: HangFrame | None) -> bool:

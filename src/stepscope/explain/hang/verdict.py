@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from stepscope.errors import NotCapturedError, StepscopeError
+from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
 from stepscope.explain.hang.rank_state import (
     INIT,
     STOPPED,
@@ -19,6 +20,7 @@ from stepscope.explain.hang.rank_state import (
     find_waits,
     lock_waiters,
     rank_doing,
+    stderr_words,
     worker_at_fault,
     worker_line,
 )
@@ -30,47 +32,48 @@ from stepscope.records.hang import (
     HangFrame,
     HangingRanks,
     HangKind,
+    HangProcess,
     HangRank,
 )
-from stepscope.records.quality import MAX_RANKS
 from stepscope.text.figures import long_duration, size
 from stepscope.text.words import counted, named_ranks, plural, sentence
 from stepscope.trace.run_folder.hang_files import read_hang
 from stepscope.trace.run_folder.run_times import stamp_of
 
+# What a rank does, the most telling first.
 _KINDS: dict[str, HangKind] = {
     "ended": "ended",
     "stopped": "stopped",
     "silent": "blocked",
-    "loader": "loader",
-    "lock": "deadlock",
     "device": "device",
-    "long": "slow",
-    "moving": "slow",
+    "lock": "deadlock",
+    "loader": "loader",
     "python": "loop",
     "blocked": "blocked",
+    **dict.fromkeys(("moving", "long", "held"), "slow"),  # nobody is accused
     "collective": "unknown",
 }
+_ORDER = [*_KINDS]
+_NUMBER = re.compile(r" (?:process )?\d")
+_PEER = re.compile(r" (to|from) rank \d+$")
 _LEAST_RETRIES = 3  # of one segment: fewer are ordinary loss
-_MOST_NAMED = 3
+_MOST_NAMED, _MOST_ABSENT = 3, 1 << 17
 _NEXT: dict[str, tuple[str, ...]] = {
-    "missing": (
-        "Make every rank call the same collectives: look for branches on the rank, or for data "
-        "that ends earlier on one rank.",
-    ),
+    "missing": ("Look for branches on the rank, or for data that ends earlier on one rank.",),
     "mismatch": ("Make all ranks call the same collective, with the same shapes, in one order.",),
     "deadlock": ("Take locks, and use groups, in the same order everywhere.",),
     "loader": ("Try num_workers=0: the batch is then made in the training process itself.",),
     "ended": ("Read that rank's own output: the others can only wait for it.",),
-    "stopped": ("Continue it with `kill -CONT PID`, or detach the debugger.",),
-    "device": (
-        "Look at `dmesg` and at the device's errors; CUDA_LAUNCH_BLOCKING=1 finds the call.",
-    ),
+    "stopped": ("Continue it with `kill -CONT PID`.",),
+    "device": ("Look at `dmesg`; CUDA_LAUNCH_BLOCKING=1 finds the call.",),
     "unreachable": ("Check the network between these hosts: cables, firewalls, interfaces.",),
     "loop": ("Look at that line: what ends its loop?",),
     "blocked": ("Look at that line: what does it wait for, and who would answer?",),
     "slow": ("Wait, or look again: nothing is known to hang.",),
 }
+
+
+_NO_LINE = ("Install py-spy: `run` then adds the stack of a rank that cannot record its own.",)
 
 
 def explain_hang(evidence: HangEvidence, now: float) -> HangAnswer:
@@ -85,6 +88,9 @@ def _explain(evidence: HangEvidence, now: float) -> HangAnswer:
     if not current and not _seen_outside(evidence, recorded):
         if recorded:
             return _went_on(recorded)
+        if any(rank.is_damaged for rank in evidence.ranks):
+            why = "; ".join(note.detail for note in evidence.notes[:_MOST_NAMED])
+            raise UnreadableInputError(f"no rank's record of the hang can be read: {why}")
         if evidence.hang_after_s == 0:
             raise NotCapturedError("hangs were not watched in this run: --hang-after was 0")
         return _no_hang(evidence)
@@ -93,12 +99,15 @@ def _explain(evidence: HangEvidence, now: float) -> HangAnswer:
     seconds = _seconds(evidence, current, now)
     since = f" since {long_duration(1e9 * seconds)}" if seconds else ""
     faulty = set(answer.ranks)
+    ended = [state.rank for rank, state in states.items() if rank in faulty and state.has_ended]
+    last = next((rank.outside for rank in ended if rank.outside is not None), HangProcess())
     return replace(
         answer,
         verdict=sentence(answer.verdict.replace("{since}", since)),
         seconds=seconds,
         groups=_groups(states, faulty),
-        next=_NEXT.get(answer.kind, ()),
+        last_lines=tuple(last.last_lines),
+        next=_NEXT.get(answer.kind, ()) if answer.kind != "blocked" or answer.where else _NO_LINE,
         is_hang=answer.kind not in ("none", "slow"),
     )
 
@@ -162,7 +171,7 @@ def _blame(states: Mapping[int, RankDoing], waits: Waits) -> HangAnswer:
     free = {rank: state for rank, state in states.items() if state.doing != "collective"}
     if not free:
         return _all_by_stack(states)
-    return _without_collectives(free, len(states) - len(free))
+    return _without_collectives(states, free, len(states) - len(free))
 
 
 def _missing(states: Mapping[int, RankDoing], missing: Sequence[Missing]) -> HangAnswer:
@@ -178,25 +187,31 @@ def _missing(states: Mapping[int, RankDoing], missing: Sequence[Missing]) -> Han
             ranks=first.ranks,
             waiting=waiting,
         )
-    lead = min(known, key=lambda state: _ORDER.index(state.doing))
-    alike = tuple(
-        state.rank.rank
-        for state in known
-        if state.doing == lead.doing and state.place == lead.place
-    )
+    lead, alike, does = _lead(known)
     kind = _KINDS[lead.doing]
     if lead.doing in ("blocked", "python", "collective"):
         kind = "missing"
-    where = _where(lead)
-    subject = named_ranks(alike)
+    verb = f"{plural(len(alike), 'has', 'have')} not yet" if kind == "slow" else "never"
+    words = f"{named_ranks(alike)} {verb} entered {_name(first.collective)}; {does}"
+    return _blamed(lead, alike, kind, f"{words}; {_waiters(waiting)}.", waiting)
+
+
+def _lead(known: Sequence[RankDoing]) -> tuple[RankDoing, tuple[int, ...], str]:
+    """The most telling rank, those that are at the same place, and what they do there."""
+    lead = min(known, key=lambda state: _ORDER.index(state.doing))
+    same = (state for state in known if (state.doing, state.place) == (lead.doing, lead.place))
+    alike = tuple(sorted(state.rank.rank for state in same))
     does = lead.words if len(alike) == 1 else _plural(lead.words)
-    verb = "has not yet entered" if kind == "slow" else "never entered"
-    if kind == "slow" and len(alike) > 1:
-        verb = "have not yet entered"
-    words = f"{subject} {verb} {_name(first.collective)}; {does}{_at(where)}; {_waiters(waiting)}."
+    return lead, alike, f"{does}{_at(_where(lead))}"
+
+
+def _blamed(
+    lead: RankDoing, alike: tuple[int, ...], kind: HangKind, verdict: str, waiting: int
+) -> HangAnswer:
+    where = _where(lead)
     return HangAnswer(
         kind=kind,
-        verdict=words,
+        verdict=verdict,
         why=_details(lead),
         ranks=alike,
         where=where.place if where is not None else None,
@@ -204,14 +219,9 @@ def _missing(states: Mapping[int, RankDoing], missing: Sequence[Missing]) -> Han
     )
 
 
-_ORDER = (
-    *("ended", "stopped", "silent", "device", "lock", "loader", "python", "blocked"),
-    *("moving", "long", "collective"),
-)
-
-
 def _plural(words: str) -> str:
     """The clause of several ranks."""
+    words = _PEER.sub("", words)
     verb, _, rest = words.removeprefix("it ").partition(" ")
     many = {"is": "are", "has": "have", "its": "their"}.get(verb, verb.removesuffix("s"))
     return f"they {many} {rest}".replace(" its ", " their ")
@@ -268,7 +278,9 @@ def _details(state: RankDoing) -> tuple[str, ...]:
         for thread, where in lock_waiters(record)[:_MOST_NAMED]:
             if state.doing == "lock" and not thread.trains:
                 lines.append(f"thread {thread.name} waits as well{_at(where)}")
-    if rank.outside is not None and rank.outside.pid:
+    if state.has_ended and rank.outside and (words := stderr_words(rank.outside)):
+        lines.append(words)
+    elif rank.outside is not None and rank.outside.pid:
         lines.append(f"process {rank.outside.pid} has state {rank.outside.state or 'unknown'}")
     if state.doing == "loader" and record is not None:
         worker = worker_at_fault(record)
@@ -283,26 +295,12 @@ def _not_joined(states: Mapping[int, RankDoing]) -> HangAnswer:
     """Ranks wait for each other's start."""
     waiting = sorted(rank for rank, state in states.items() if state.kind == INIT)
     world_size = max(states[rank].rank.world_size or 1 for rank in waiting)
-    absent = tuple(rank for rank in range(min(world_size, MAX_RANKS)) if rank not in set(waiting))
+    absent = tuple(sorted({*range(min(world_size, _MOST_ABSENT))} - {*waiting}))
     known = [states[rank] for rank in absent if rank in states]
     if known:
-        lead = min(known, key=lambda state: _ORDER.index(state.doing))
-        alike = tuple(
-            state.rank.rank
-            for state in known
-            if (state.doing, state.place) == (lead.doing, lead.place)
-        )
-        does = lead.words if len(alike) == 1 else _plural(lead.words)
-        where = _where(lead)
-        return HangAnswer(
-            kind="missing",
-            verdict=f"{named_ranks(alike)} never reached {INIT}; {does}{_at(where)}; "
-            f"{_waiters(len(waiting))}.",
-            why=_details(lead),
-            ranks=alike,
-            where=where.place if where is not None else None,
-            waiting=len(waiting),
-        )
+        lead, alike, does = _lead(known)
+        words = f"{named_ranks(alike)} never reached {INIT}; {does}; {_waiters(len(waiting))}."
+        return _blamed(lead, alike, "missing", words, len(waiting))
     who = named_ranks(absent) if absent else "other ranks"
     return HangAnswer(
         kind="missing",
@@ -435,30 +433,22 @@ def _all_by_stack(states: Mapping[int, RankDoing]) -> HangAnswer:
     )
 
 
-def _without_collectives(free: Mapping[int, RankDoing], waiting: int) -> HangAnswer:
+def _without_collectives(
+    states: Mapping[int, RankDoing], free: Mapping[int, RankDoing], waiting: int
+) -> HangAnswer:
     """Nobody is known to miss a collective: ranks that do not wait for others decide."""
-    lead = min(free.values(), key=lambda state: _ORDER.index(state.doing))
-    alike = tuple(
-        sorted(
-            rank
-            for rank, state in free.items()
-            if state.doing == lead.doing and state.place == lead.place
-        )
-    )
-    kind = _KINDS[lead.doing]
-    where = _where(lead)
-    does = lead.words if len(alike) == 1 else _plural(lead.words)
+    done = {n for n, one in free.items() if one.has_ended and one.rank.status == "finished"}
+    if not waiting and done == {*free}:
+        return HangAnswer(kind="slow", verdict="every rank has ended its work{since}.")
+    if not waiting:
+        free = {rank: state for rank, state in free.items() if rank not in done}
+    asked = {state.peer for state in states.values() if state.peer in free}
+    free = {rank: state for rank, state in free.items() if rank in asked} or free
+    lead, alike, does = _lead([*free.values()])
     clause = does.removeprefix("it ").removeprefix("they ")
-    subject = named_ranks(alike)
     others = f"; {_waiters(waiting)}" if waiting else "{since}"
-    return HangAnswer(
-        kind=kind,
-        verdict=f"{subject} {clause}{_at(where)}{others}.",
-        why=_details(lead),
-        ranks=alike,
-        where=where.place if where is not None else None,
-        waiting=waiting,
-    )
+    words = f"{named_ranks(alike)} {clause}{others}."
+    return _blamed(lead, alike, _KINDS[lead.doing], words, waiting)
 
 
 # All ranks.
@@ -509,7 +499,7 @@ def _group_words(state: RankDoing) -> str:
     if state.waits_for is not None:
         return f"waits in {_name(state.waits_for)}"
     if state.doing == "moving":
-        return " ".join(words.split()[:2])
+        return _NUMBER.split(words)[0]
     return words
 
 

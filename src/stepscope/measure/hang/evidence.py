@@ -33,16 +33,23 @@ _KEPT = (
 )
 _DEVICE_S = 2.0  # that a device may take to say whether it is busy
 _OURS = f"{os.sep}stepscope{os.sep}measure{os.sep}"
+# Functions of torch whose arguments say which rank this is, or which one it waits for.
+_DISTRIBUTED = f"torch{os.sep}distributed{os.sep}distributed_c10d.py"
+_SPAWNED = f"torch{os.sep}multiprocessing{os.sep}spawn.py"
+_NUMBERS = ("rank", "world_size", "src", "dst", "group_src", "group_dst", "i")
 
 
-def look_at_process(training_thread: int) -> dict[str, Any]:
-    """Everything but collectives and the device: these ask torch, and torch may not answer."""
+def look_at_process(training_thread: int, earlier: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything but collectives and the device: these ask torch, and torch may not answer.
+
+    `earlier`: facts of this process some seconds ago."""
     children = system.children_of(os.getpid())
     before = system.task_facts(os.getpid())
     looks = system.look_twice([os.getpid(), *children], APART_S)
     own = looks.pop(os.getpid(), None) or {}
+    lately = {"lately": system.moved(earlier, own)} if earlier and own else {}
     return {
-        "process": {name: own[name] for name in ("state", "rss_bytes", "moved") if name in own},
+        "process": lately | {n: own[n] for n in ("state", "rss_bytes", "moved") if n in own},
         "threads": threads(training_thread, before),
         "children": list(looks.values()),
         "connections": system.connections(),
@@ -90,9 +97,20 @@ def frames(frame: FrameType | None) -> list[dict[str, Any]]:
             if not is_library(code.co_filename):
                 row["own"] = True
                 row["text"] = source_line(code.co_filename, frame.f_lineno)
+            elif code.co_filename.endswith((_DISTRIBUTED, _SPAWNED)):
+                known = {name: frame.f_locals.get(name) for name in _NUMBERS}
+                row["numbers"] = {n: v for n, v in known.items() if type(v) is int and v >= 0}
             rows.append(row)
         frame = frame.f_back
     return rows
+
+
+def numbers(rows: list[dict[str, Any]]) -> tuple[int | None, int]:
+    """Rank and world size of a child that has no process group yet, by its own calls."""
+    known: dict[str, int] = {}
+    for frame in rows[0]["frames"] if rows else ():
+        known |= frame.get("numbers", {})
+    return known.get("rank", known.get("i")), known.get("world_size", 1)
 
 
 def source_line(file: str, number: int | None) -> str:
@@ -197,7 +215,7 @@ def _device_name(torch: Any) -> str | None:
 # with the rank. A thread of its own looks at that page twice a second, without a system call.
 
 _PAUSE_S = 0.5
-_ANSWER_S = 1.5
+_ANSWER_S = 3.0
 _LOOK_S = 0.05
 _MOST_BYTES = 4 << 20
 _MOST_ASKED = 250  # a page's byte counts the questions
@@ -255,23 +273,25 @@ class WorkerStacks:
         if self._page is not None:
             self._page[0] = (self._page[0] + 1) % _MOST_ASKED
 
-    def collect(self, children: list[dict[str, Any]]) -> None:
-        """Add the stacks that came, and wait a little for the others."""
+    def collect(self, children: list[dict[str, Any]], since_unix: float) -> None:
+        """Add the stacks that came since the last step, and wait a little for the others."""
         until = monotonic() + _ANSWER_S
         waiting = list(children) if self._page is not None else []
         if not (self._run / HOSTS).is_dir():
             return
         while waiting:
-            waiting = [child for child in waiting if not self._take(child)]
+            waiting = [child for child in waiting if not self._take(child, since_unix)]
             if monotonic() >= until:
                 break
             sleep(_LOOK_S)
 
-    def _take(self, child: dict[str, Any]) -> bool:
+    def _take(self, child: dict[str, Any], since_unix: float) -> bool:
         file = self._file(int(child["pid"]))
         with contextlib.suppress(OSError, ValueError):
-            if file.stat().st_size <= _MOST_BYTES:
+            facts = file.stat()
+            is_new = facts.st_mtime >= since_unix
+            if is_new and facts.st_size <= _MOST_BYTES:
                 child["threads"] = json.loads(file.read_text())
             layout.remove(file)
-            return True
+            return is_new
         return False

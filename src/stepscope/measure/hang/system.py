@@ -21,43 +21,15 @@ _MOST_CONNECTIONS = 64
 _LONGEST_COMMAND = 200
 # System calls in which a thread waits; the first argument of some is a file.
 _CALLS = {
-    "x86_64": {
-        0: "read",
-        1: "write",
-        7: "poll",
-        17: "pread64",
-        23: "select",
-        35: "nanosleep",
-        45: "recvfrom",
-        47: "recvmsg",
-        61: "wait4",
-        72: "fcntl",
-        73: "flock",
-        202: "futex",
-        230: "clock_nanosleep",
-        232: "epoll_wait",
-        247: "waitid",
-        270: "pselect6",
-        271: "ppoll",
-        281: "epoll_pwait",
-    },
-    "aarch64": {
-        22: "epoll_pwait",
-        25: "fcntl",
-        32: "flock",
-        63: "read",
-        64: "write",
-        67: "pread64",
-        72: "pselect6",
-        73: "ppoll",
-        95: "waitid",
-        98: "futex",
-        101: "nanosleep",
-        115: "clock_nanosleep",
-        207: "recvfrom",
-        212: "recvmsg",
-        260: "wait4",
-    },
+    "x86_64": (
+        "0 read 1 write 7 poll 17 pread64 23 select 35 nanosleep 45 recvfrom 47 recvmsg 61 wait4 "
+        "72 fcntl 73 flock 202 futex 230 clock_nanosleep 232 epoll_wait 247 waitid 270 pselect6 "
+        "271 ppoll 281 epoll_pwait"
+    ),
+    "aarch64": (
+        "22 epoll_pwait 25 fcntl 32 flock 63 read 64 write 67 pread64 72 pselect6 73 ppoll "
+        "95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 207 recvfrom 212 recvmsg 260 wait4"
+    ),
 }
 _ON_FILES = frozenset(("read", "write", "pread64", "recvfrom", "recvmsg", "fcntl", "flock"))
 
@@ -73,10 +45,16 @@ def read_text(path: Path | str, most: int = 1 << 20) -> str:
     return ""
 
 
+def killed_for_memory() -> int:
+    """Count processes that this machine has killed for lack of memory since it started."""
+    words = read_text("/proc/vmstat").split()
+    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+
+
 class Stat:
     """The fields of a stat file that tell whether something runs."""
 
-    __slots__ = ("cpu_ticks", "major_faults", "name", "parent", "started_ticks", "state")
+    __slots__ = ("cpu_ticks", "major_faults", "name", "parent", "started_ticks", "state", "status")
 
     def __init__(self, text: str) -> None:
         head, _, rest = text.rpartition(")")  # a name may hold brackets
@@ -87,6 +65,7 @@ class Stat:
         self.major_faults = int(fields[9])
         self.cpu_ticks = int(fields[11]) + int(fields[12])
         self.started_ticks = int(fields[19])
+        self.status = int(fields[49])  # as wait() gives it, of a process that has ended
 
     @classmethod
     def read(cls, path: Path | str) -> Stat | None:
@@ -118,15 +97,19 @@ def _plain(name: str) -> str | None:
 
 def _call(pid: int, text: str) -> dict[str, Any]:
     words = text.split()
-    names = _CALLS.get(os.uname().machine, {})
+    known = _CALLS.get(os.uname().machine, "").split()
     if not words or not words[0].isdigit():
         return {}
-    name = names.get(int(words[0]), f"call {words[0]}")
+    name = dict(zip(known[::2], known[1::2], strict=True)).get(words[0], f"call {words[0]}")
     facts: dict[str, Any] = {"call": name}
     if name in _ON_FILES and len(words) > 1:
         with contextlib.suppress(OSError, ValueError):
             facts["file"] = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115
     return facts
+
+
+# A call that reads much counts when it ends, its blocks when the disk is asked for them.
+_COUNTERS = (("input_bytes", "rchar"), ("output_bytes", "wchar"), ("disk_bytes", "read_bytes"))
 
 
 def process_facts(pid: int) -> dict[str, Any] | None:
@@ -139,6 +122,7 @@ def process_facts(pid: int) -> dict[str, Any] | None:
     )
     command = read_text(f"/proc/{pid}/cmdline", 4096).replace("\0", " ").strip()
     facts: dict[str, Any] = {
+        "at_s": time.monotonic(),
         "pid": pid,
         "name": stat.name,
         "command": command[:_LONGEST_COMMAND],
@@ -148,7 +132,7 @@ def process_facts(pid: int) -> dict[str, Any] | None:
         "major_faults": stat.major_faults,
         "rss_bytes": _resident(pid),
     }
-    for name, field in (("input_bytes", "rchar"), ("output_bytes", "wchar")):
+    for name, field in _COUNTERS:
         if io.get(field, "").isdigit():
             facts[name] = int(io[field])
     main = task_facts(pid).get(pid, {}) if stat.state != "Z" else {}
@@ -177,30 +161,32 @@ def children_of(pid: int) -> list[int]:
     return found[:_MOST_CHILDREN]
 
 
-_MOVES = ("cpu_ticks", "input_bytes", "output_bytes", "major_faults")
+_MOVES = ("cpu_ticks", "major_faults", *(name for name, _ in _COUNTERS))
 
 
 def look_twice(pids: list[int], apart_s: float) -> dict[int, dict[str, Any]]:
     """Facts of these processes, and in `moved` what they used between two looks."""
     before = {pid: process_facts(pid) for pid in pids}
-    began = time.monotonic()
     time.sleep(apart_s)
-    seconds = time.monotonic() - began
     looks = {}
     for pid in pids:
         then, now = before[pid], process_facts(pid)
         if now is None:
             continue
-        moved: dict[str, Any] = {"seconds": round(seconds, 3)}
-        if then is not None and then["started_ticks"] == now["started_ticks"]:
-            moved |= {
-                name: now[name] - then[name] for name in _MOVES if name in then and name in now
-            }
-        if "cpu_ticks" in moved:
-            moved["cpu_s"] = moved.pop("cpu_ticks") / os.sysconf("SC_CLK_TCK")
-        looks[pid] = {**now, "moved": moved}
+        looks[pid] = {**now, "moved": moved(then or {}, now)}
         del looks[pid]["cpu_ticks"]
     return looks
+
+
+def moved(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What a process has used between two looks."""
+    if then.get("started_ticks") != now["started_ticks"]:
+        return {}
+    used = {name: now[name] - then[name] for name in _MOVES if name in then and name in now}
+    used["seconds"] = round(now["at_s"] - then["at_s"], 3)
+    if "cpu_ticks" in used:
+        used["cpu_s"] = used.pop("cpu_ticks") / os.sysconf("SC_CLK_TCK")
+    return used
 
 
 # TCP connections of this process. One that sends a segment again and again gets no answer.

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic, time  # a script may replace those of the module
 from types import CodeType, FrameType
@@ -20,9 +21,8 @@ from typing import Any, Protocol
 from stepscope.measure import folder as layout
 from stepscope.measure.hang import evidence, system
 from stepscope.measure.never_raise import note
-from stepscope.measure.processes import is_library
-from stepscope.measure.ranks import rank_and_world
-from stepscope.measure.settings import Settings
+from stepscope.measure.processes import RunningSession, is_child, is_library
+from stepscope.measure.ranks import initialised_groups, rank_and_world
 from stepscope.measure.writer import started_thread
 from stepscope.records.folders import HANG, HANG_REQUEST, host_hang_file, this_host, this_process
 
@@ -31,18 +31,9 @@ PAUSE_S = 1.0
 # for no step.
 _STOPPED_S = 3.0
 _LAST_S = 1.0
+_LOOKS = 12  # of which the first and the last say whether files move
 _CLOCKS_S = 5.0  # that clocks of a shared disk may differ
 _LONG_PHASES = ("evaluation", "checkpoint", "compile", "between_epochs")
-
-
-class WatchedSession(Protocol):
-    """The session as this thread sees it."""
-
-    settings: Settings
-    thread: int
-
-    @property
-    def number(self) -> int: ...
 
 
 class PhaseNow(Protocol):
@@ -55,7 +46,7 @@ class PhaseNow(Protocol):
 class HangWatch:
     """One per process that trains; does nothing with `hang_after` 0."""
 
-    def __init__(self, session: WatchedSession, phases: PhaseNow) -> None:
+    def __init__(self, session: RunningSession, phases: PhaseNow) -> None:
         self._session, self._phases = session, phases
         self._least_s = session.settings.hang_after
         self._thread: threading.Thread | None = None
@@ -71,6 +62,7 @@ class HangWatch:
         self._patience = Patience(self._least_s)
         self._loop = TrainingLoop()
         self._number, self._since, self._since_unix = 0, monotonic(), time()
+        self._looks: deque[dict[str, Any] | None] = deque(maxlen=_LOOKS)
         self._answered = 0.0  # when the last request that was answered was made
         self._record: dict[str, Any] | None = None
         self._folder: Path | None = None
@@ -118,11 +110,13 @@ class HangWatch:
             self._patience.took(number - self._number, seconds)
             self._loop.saw(sys._current_frames().get(self._session.thread))
         self._number, self._since, self._since_unix = number, now, time()
+        self._looks.clear()
 
     def _look(self, now: float) -> None:
         silent_s = now - self._since
         if silent_s < min(self._least_s / 2, 5.0):
             return
+        self._looks.append(system.process_facts(os.getpid()))
         limit_s = self._patience.limit_s(is_long=False)
         if silent_s < limit_s and not self._is_asked():
             return
@@ -149,6 +143,8 @@ class HangWatch:
         phase = self._phases.phase
         if phase in _LONG_PHASES:
             return phase
+        if rare := rare_phase(frame):
+            return rare
         return "after_training" if self._loop.has_left(frame) else phase
 
     # What ranks and `stepscope run` ask each other: a file in the run folder, by its time.
@@ -179,10 +175,13 @@ class HangWatch:
     def _write(self, phase: str, silent_s: float, limit_s: float, *, suspects: bool) -> None:
         """What may never answer comes last: until then the file says what is known."""
         session = self._session
+        rank: int | None
         rank, world_size = rank_and_world()
-        self.workers.ask()
-        process = evidence.look_at_process(session.thread)
-        self.workers.collect(process["children"])
+        process = evidence.look_at_process(session.thread, self._looks[0] if self._looks else None)
+        if is_child() and initialised_groups() is None:
+            rank, world_size = evidence.numbers(process["threads"])
+        self.workers.ask()  # what they read for it is none of their work
+        self.workers.collect(process["children"], self._since_unix)
         kept: dict[str, Any] = {}
         if self._record is not None:  # what is asked last is at hand until it comes anew
             names = ("collectives", "device")
@@ -212,6 +211,7 @@ class HangWatch:
             if content is not None:
                 self._record[name] = content
                 self._save()
+        self._looks.clear()  # what was read for this
 
     def _went_on(self, how: str) -> None:
         record, self._record = self._record, None
@@ -234,7 +234,7 @@ class HangWatch:
         return path
 
 
-_LONG = (*_LONG_PHASES, "start_up", "after_training", "capture")
+_LONG = (*_LONG_PHASES, "import", "start_up", "after_training", "capture")
 
 
 def _identity() -> dict[str, Any]:
@@ -294,6 +294,11 @@ class Patience:
 _MOST_LOOKS = 2000
 _MOST_DEPTH = 400
 _MOST_SOURCE = 4 << 20
+_DECORATES = f"torch{os.sep}utils{os.sep}_contextlib.py"  # runs what @no_grad() decorates
+_DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
+_COMPILES = f"torch{os.sep}_dynamo{os.sep}convert_frame.py"
+_IMPORTS = "<frozen importlib"
+_NO_GRADIENTS = ("no_grad", "inference_mode")
 
 Chain = list[tuple[CodeType, int]]  # outermost first
 
@@ -332,7 +337,7 @@ class TrainingLoop:
             seen = self._lines.get(id(code))
             if seen is None:
                 return False  # called from a line of the loop
-            loops = _loops(code.co_filename)
+            loops = _blocks(code.co_filename)[0]
             if any(first <= line <= last and _meets(seen[1], first, last) for first, last in loops):
                 return False
             if line not in seen[1]:
@@ -340,18 +345,42 @@ class TrainingLoop:
         return False
 
 
+def rare_phase(frame: FrameType | None) -> str:
+    """What the stack alone tells: evaluation, if own code runs without gradients, or compilation,
+    which begins with imports. Empty for what may be a step."""
+    is_own = False  # the frame that this one has called
+    for _ in range(_MOST_DEPTH):
+        if frame is None:
+            break
+        file, line = frame.f_code.co_filename, frame.f_lineno or 0
+        if _DISTRIBUTED in file:
+            break  # it waits for others, which decide
+        if file.startswith(_IMPORTS) or file.endswith(_COMPILES):
+            return "import" if file.startswith(_IMPORTS) else "compile"
+        if is_own and file.endswith(_DECORATES):
+            return "evaluation"
+        is_own = not is_library(file)
+        if is_own and any(first <= line <= last for first, last in _blocks(file)[1]):
+            return "evaluation"
+        frame = frame.f_back
+    return ""
+
+
 def _meets(lines: set[int], first: int, last: int) -> bool:
     return any(first <= line <= last for line in lines)
 
 
-def _loops(file: str) -> list[tuple[int, int]]:
-    """The first and last line of each loop; none where the source is not at hand."""
+@lru_cache(maxsize=16)
+def _blocks(file: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """First and last lines of loops, and of blocks without gradients; none without the source."""
     syntax: Any = sys.modules.get("ast")  # torch has loaded it
     if syntax is None or not hasattr(syntax, "walk"):
-        return []
+        return [], []
     try:
-        tree = syntax.parse(system.read_text(file, _MOST_SOURCE))
+        nodes = list(syntax.walk(syntax.parse(system.read_text(file, _MOST_SOURCE))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    kinds = (syntax.For, syntax.While, syntax.AsyncFor)
-    return [(node.lineno, node.end_lineno) for node in syntax.walk(tree) if isinstance(node, kinds)]
+        return [], []
+    loops = [n for n in nodes if isinstance(n, syntax.For | syntax.While | syntax.AsyncFor)]
+    heads = ((n, item) for n in nodes if isinstance(n, syntax.With) for item in n.items)
+    quiet = [n for n, head in heads if any(word in syntax.dump(head) for word in _NO_GRADIENTS)]
+    return [(n.lineno, n.end_lineno) for n in loops], [(n.lineno, n.end_lineno) for n in quiet]

@@ -60,8 +60,7 @@ def read_hang(folder: Path) -> HangEvidence:
     run = read_record(folder / RUN, _Run, max_bytes=MAX_RUN_BYTES) or _Run()
     ranks = [_read_rank(path, notes) for path in _last_attempts(list_folder(folder))]
     early, outside = _read_hosts(folder, notes)
-    known = {rank.rank for rank in ranks}
-    ranks += [_early_rank(record) for record in early if record.rank not in known]
+    ranks += _early_ranks(early, {rank.rank for rank in ranks})
     if not ranks:
         raise NotCapturedError(
             f"{folder} holds no rank: no process has ended a step there or recorded a hang"
@@ -112,14 +111,39 @@ def _read_rank(folder: Path, notes: list[Note]) -> HangRank:
         pid=facts.process.pid if facts.process and facts.process.pid >= 0 else None,
         state=process_state(facts.process) if facts.process else "unknown",
         record=record,
+        is_damaged=record is None and stamp_of(folder / HANG) is not None,
     )
 
 
-def _early_rank(record: HangRecord) -> HangRank:
-    """A process that hangs before its first step has no folder of its own."""
+# Children that train nothing, though they have loaded torch.
+_HELPERS = ("/torch/utils/data/_utils/", "/multiprocessing/pool.py", "/concurrent/futures/")
+
+
+def _early_ranks(records: Sequence[HangRecord], known: set[int]) -> list[HangRank]:
+    """Processes that hang before their first step have no folder of their own.
+
+    Those that were spawned and have joined no group get the numbers that are left, in the order of
+    their start; none if there are more of them.
+    """
+    ranks = {record.rank: record for record in records if record.rank is not None}
+    nameless = [record for record in records if record.rank is None and not _is_helper(record)]
+    nameless.sort(key=lambda record: record.identity.pid if record.identity else 0)
+    size = max((record.world_size or 1 for record in records), default=1)
+    free = [n for n in range(size if ranks else len(nameless)) if n not in {*ranks, *known}]
+    if len(nameless) <= len(free):
+        ranks |= dict(zip(free, nameless, strict=False))
+    return [_early_rank(rank, record) for rank, record in ranks.items() if rank not in known]
+
+
+def _is_helper(record: HangRecord) -> bool:
+    files = (frame.file for thread in record.threads[:1] for frame in thread.frames)
+    return any(part in file for file in files for part in _HELPERS)
+
+
+def _early_rank(rank: int, record: HangRecord) -> HangRank:
     identity = record.identity
     return HangRank(
-        rank=record.rank or 0,
+        rank=rank,
         world_size=record.world_size,
         pid=identity.pid if identity and identity.pid >= 0 else None,
         state=process_state(identity) if identity else "unknown",

@@ -31,16 +31,19 @@ from stepscope.records.folders import (
 )
 from stepscope.text.figures import long_duration
 from stepscope.trace.decode import NotJsonError, decode
-from stepscope.trace.files import LineFile
+from stepscope.trace.files import LineFile, read_tail
+from stepscope.trace.run_folder.run_state import signal_name
 from stepscope.ui.jobs.process import News
+from stepscope.ui.say import SAYS
 
 _LOOK_S = 1.0
-_SETTLE_S = 5.0  # until all ranks have answered a request
+_SETTLE_S = 10.0  # until all ranks have answered a request
 _ALONE_S = 2.0  # where this host's have: other hosts' may follow, and collectives come last
 _SILENT = 2.0  # times --hang-after: ranks themselves notice earlier
 _APART_S = 1.0  # two looks at what moves
 _NATIVE_S, _MOST_NATIVE = 10.0, 4
 _TERM_S, _KILL_S = 10.0, 5.0
+_LAST_LINES, _LONGEST_LINE, _TAIL_BYTES = 8, 300, 16 << 10  # of stderr
 
 
 class _Line(msgspec.Struct):
@@ -50,6 +53,8 @@ class _Line(msgspec.Struct):
     pid: int = 0
     rank: int | None = None
     rank_folder: str = ""
+    started_ticks: int = 0
+    stderr: str = ""
 
 
 @dataclass(slots=True)
@@ -76,6 +81,8 @@ class HangNews:
     _handled: float = 0.0  # the time of the last request that was looked at
     _seen: float | None = None  # when a new request was seen
     _told: bool = False
+    _ends: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _killed: int = field(default_factory=system.killed_for_memory)
     _pids: list[int] = field(default_factory=list)
     _ending: list[tuple[float, int]] = field(default_factory=list)
 
@@ -124,6 +131,7 @@ class HangNews:
     def _progressed(self) -> bool:
         """Whether a rank of this host has written steps since the last look."""
         self._find_ranks()
+        self._note_ends()
         stamps = {}
         for name in self._ranks:
             with contextlib.suppress(OSError):
@@ -145,8 +153,29 @@ class HangNews:
             for line in LineFile(file):
                 with contextlib.suppress(NotJsonError):
                     known = decode(line.text, _Line)
-                    if known.event == STEP and known.rank_folder:
-                        self._ranks[Path(known.rank_folder).name] = known
+                    name = Path(known.rank_folder).name
+                    if known.event == STEP and name and name not in self._ranks:
+                        stat = system.Stat.read(f"/proc/{known.pid}/stat")
+                        known.started_ticks = stat.started_ticks if stat else 0
+                        self._ranks[name] = known
+
+    def _note_ends(self) -> None:
+        """How ranks ended, and what they wrote last: soon others write to the same file."""
+        for name, line in self._ranks.items():
+            if name in self._ends:
+                continue
+            stat = system.Stat.read(f"/proc/{line.pid}/stat")
+            if stat is not None and stat.started_ticks != line.started_ticks:
+                stat = None
+            if stat is not None and stat.state not in "ZX":
+                continue
+            others = [other.stderr for other in self._ranks.values() if other is not line]
+            self._ends[name] = {
+                "ended_by": _how_it_ended(stat.status) if stat is not None else "",
+                "out_of_memory": max(0, system.killed_for_memory() - self._killed),
+                "shares_stderr": line.stderr in others,
+                **_last_words(line.stderr),
+            }
 
     def _asked_unix(self) -> float:
         try:
@@ -169,6 +198,8 @@ class HangNews:
         for name, line in self._ranks.items():
             row = {"pid": line.pid, "rank": line.rank, "folder": name}
             row |= looks.get(line.pid) or {"gone": True}
+            if row.get("gone") or row.get("state") in ("Z", "X"):
+                row |= self._ends.get(name, {})
             if not self._has_answered(name) and not row.get("gone") and natives < _MOST_NATIVE:
                 natives += 1
                 row["native"] = _native_stack(line.pid)
@@ -187,8 +218,11 @@ class HangNews:
         from stepscope.explain.hang import explain_hang
         from stepscope.trace.run_folder.hang_files import read_hang
 
-        evidence = read_hang(self.folder)
-        answer = explain_hang(evidence, time.time())
+        try:
+            evidence = read_hang(self.folder)
+            answer = explain_hang(evidence, time.time())
+        except StepscopeError:
+            return None
         if not answer.is_hang:
             return None
         again, self._told = self._told, True
@@ -220,6 +254,22 @@ class HangNews:
                 self._ending.append((at + _KILL_S, 0))
             elif not number:
                 self.gives_up = True
+
+
+def _how_it_ended(status: int) -> str:
+    return signal_name(128 + os.WTERMSIG(status)) or f"exit code {os.WEXITSTATUS(status)}"
+
+
+def _last_words(stderr: str) -> dict[str, Any]:
+    """The last lines of a file; what went through a pipe or to a terminal is with its reader."""
+    if not stderr.startswith("/") or stderr.startswith("/dev/"):
+        kind = "a pipe" if stderr.startswith(("pipe:", "socket:")) else stderr and "a terminal"
+        return {"stderr": "/dev/null" if stderr == "/dev/null" else kind}
+    lines = []
+    with contextlib.suppress(StepscopeError):
+        lines = read_tail(Path(stderr), _TAIL_BYTES).decode(errors="replace").splitlines()
+    own = [line[:_LONGEST_LINE] for line in lines if line.strip() and not line.startswith(SAYS)]
+    return {"stderr": stderr, "last_lines": own[-_LAST_LINES:]}
 
 
 def _native_stack(pid: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE
 from types import TracebackType
@@ -48,8 +48,14 @@ class Workers:
             for worker in self._workers:
                 await worker.end()
 
-    async def ask(self, tool: str, arguments: dict[str, Any], report: Report) -> dict[str, Any]:
-        """Return one page. Cancelling ends the worker, and with it the work."""
+    async def ask(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        report: Report,
+        beside: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return one page, with what stands beside. Cancelling ends the worker, and its work."""
         began = time.monotonic()
         doing = tool
         failed: StepscopeError | None = None
@@ -67,7 +73,8 @@ class Workers:
         async with anyio.create_task_group() as group:
             group.start_soon(beat)
             try:
-                page = await self._chosen(tool, arguments).ask(tool, arguments, read)
+                job = {"tool": tool, "arguments": arguments, "beside": beside}
+                page = await self._chosen(tool, arguments).ask(job, read)
             except StepscopeError as error:  # a group would wrap it
                 failed = error
             group.cancel_scope.cancel()
@@ -99,29 +106,22 @@ class _Worker:
         self.answered: list[bytes] = []  # the last questions, the newest first
 
     async def ask(
-        self,
-        tool: str,
-        arguments: dict[str, Any],
-        read: Callable[[int, int], Awaitable[None]],
+        self, job: dict[str, Any], read: Callable[[int, int], Awaitable[None]]
     ) -> dict[str, Any]:
         self.waiting += 1
         try:
             async with self._lock:
-                return await self._ask(tool, arguments, read)
+                return await self._ask(job, read)
         finally:
             self.waiting -= 1
 
     async def _ask(
-        self,
-        tool: str,
-        arguments: dict[str, Any],
-        read: Callable[[int, int], Awaitable[None]],
+        self, job: dict[str, Any], read: Callable[[int, int], Awaitable[None]]
     ) -> dict[str, Any]:
         child = await self._running()
         assert child.stdin is not None
-        job = msgspec.json.encode({"tool": tool, "arguments": arguments})
         try:
-            await child.stdin.send(job + b"\n")
+            await child.stdin.send(msgspec.json.encode(job) + b"\n")
             while True:
                 message = msgspec.json.decode(await self._line(child))
                 if "page" in message:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import Process
@@ -20,12 +20,13 @@ from stepscope.ui.jobs.environment import own_python
 from stepscope.ui.jobs.process import kill_group
 from stepscope.ui.mcp.ask_worker import Report
 from stepscope.ui.mcp.folders import AllowedFolders
-from stepscope.ui.mcp.pages import clean_text
+from stepscope.ui.mcp.pages import clean_text, count_tokens, to_json
 from stepscope.ui.mcp.tools import RunQuestion, TuneQuestion
+from stepscope.ui.say import SAYS
 
 _HEARTBEAT_S = 5.0
 _GRACE_S = 25.0  # a command that is cancelled closes its run folder first
-_LAST_LINES, _LAST_BYTES = 8, 4096
+_LAST_LINES, _LAST_TOKENS, _LAST_BYTES = 8, 400, 4096
 
 
 class EndedCommand(NamedTuple):
@@ -35,42 +36,35 @@ class EndedCommand(NamedTuple):
     folder: str
     printed: list[str]
 
-    def last_words(self, page: dict[str, Any]) -> dict[str, Any]:
-        """Return the last lines where the command failed or left nothing to explain."""
-        shown = self.code != 0 or "cannot_answer" in page
-        return {"last_lines": self.printed} if shown and self.printed else {}
-
 
 async def run_training(
     question: RunQuestion, folders: AllowedFolders, report: Report
 ) -> EndedCommand:
     changes = ("--with", ",".join(question.changes)) if question.changes else ()
     words = ("run", "--quiet", "--no-explain", *changes)
-    return await _run(words, question.command, question.working_folder, folders, report)
+    return await _run(words, question, folders, report)
 
 
 async def tune_training(
     question: TuneQuestion, folders: AllowedFolders, report: Report
 ) -> EndedCommand:
-    """Raise UsageError where the tune could not begin."""
     only = ("--only", ",".join(question.only)) if question.only else ()
     words = ("tune", "--quiet", "--budget", question.budget, *only)
-    ended = await _run(words, question.command, question.working_folder, folders, report)
-    if ended.code and not (folders.resolve(ended.folder) / "tune.json").exists():
-        raise UsageError("; ".join(ended.printed[-2:]) or "the tune did not begin")
-    return ended
+    return await _run(words, question, folders, report)
 
 
 async def _run(
     words: Sequence[str],
-    command: Sequence[str],
-    working_folder: str,
+    question: RunQuestion | TuneQuestion,
     folders: AllowedFolders,
     report: Report,
 ) -> EndedCommand:
+    """Raise UsageError where the command could not begin."""
+    command, where = question.command, folders.roots[0]
     if not command:
         raise UsageError("name the command, word by word, such as python train.py")
-    where = folders.resolve(working_folder) if working_folder else folders.roots[0]
+    if question.working_folder:
+        where = folders.resolve(question.working_folder)
     if not where.is_dir():
         raise UsageError(f"{folders.shown(where)} is no folder to run a command in")
     out = _new_folder(where, words[0])
@@ -94,6 +88,11 @@ async def _run(
         output.seek(max(0, size - _LAST_BYTES))
         text = output.read().decode("utf-8", "replace")
     printed = [clean_text(line) for line in text.splitlines() if line.strip()][-_LAST_LINES:]
+    while count_tokens(to_json(printed)) > _LAST_TOKENS:
+        del printed[0]
+    if process.returncode and not (out / f"{words[0]}.json").exists():
+        said = "; ".join(line.removeprefix(SAYS).strip() for line in printed[-2:])
+        raise UsageError(said or f"the {words[0]} did not begin")
     return EndedCommand(process.returncode or 0, folders.shown(out), printed)
 
 

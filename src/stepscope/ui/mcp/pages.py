@@ -23,16 +23,23 @@ from stepscope.ui.words import one_line
 
 MOST_TOKENS = 2000
 # Without a tokenizer, each piece counts as the most that tokenizers usually make of it: a word a
-# token for every three letters, what is too long for a word two for every three, a number one for
-# every three digits, other characters one each, and outside ASCII one for every byte. Real answers
+# token for every three letters, letters that form no word two for every three, a number one for
+# every two digits, other characters one each, and outside ASCII one for every byte. Real answers
 # then have a third fewer tokens than the bound: room for spaces that a client adds.
-_PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\x00-\x7f]|\S")
-_LETTERS, _DIGITS = 3, 3
+_PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\x00-\x7f]|  +|\S")
+_LETTERS, _DIGITS = 3, 2
 _LONG_WORD = 8
+# Pairs of letters that make up three quarters of words and names; less than half are common in
+# what forms no word.
+_PAIRS = (
+    "instortereeronatesthseancoendearnehealraedmenoleroeltintettrndidcenstslaitchloispeunepachaura"
+    "sutcangtatoimfoeaowliamoptupunaouncrtctotlldirnompaveifecadlfplrinpioofrdhompefexosgelsicfirs"
+)
+_COMMON = frozenset(_PAIRS[start : start + 2] for start in range(0, len(_PAIRS), 2))
 _NAME_TOKENS = 10  # what stands around a name: brackets, and the numbers of its rows
 _ROW_TOKENS = 900  # a value that takes more is cut into its parts
 TEXT_TOKENS = 220  # the sentences for people, beside a page
-_MOST_TEXT = 400  # characters of one value
+_MOST_TEXT, _MOST_TEXT_TOKENS = 400, 300  # characters of one value, and what they may take
 _MOST_KEY = 80
 _MOST_PARTS = 40
 _FIGURES = 6  # significant digits of numbers that are not whole
@@ -54,9 +61,15 @@ def count_tokens(text: str) -> int:
 def _piece_tokens(piece: str) -> int:
     if not piece.isascii():
         return len(piece.encode("utf-8", "replace"))
+    if piece.isspace():
+        return 1
     if piece.isalpha():
-        beyond = max(0, len(piece) - _LONG_WORD)
-        return -(-(len(piece) - beyond) // _LETTERS) - (-2 * beyond // 3)
+        small, length = piece.lower(), len(piece)
+        common = sum(small[start : start + 2] in _COMMON for start in range(length - 1))
+        if 2 * common < length - 1:
+            return -(-2 * length // 3)
+        beyond = max(0, length - _LONG_WORD)
+        return -(-(length - beyond) // _LETTERS) - (-2 * beyond // 3)
     return -(-len(piece) // _DIGITS) if piece.isdigit() else 1
 
 
@@ -181,7 +194,10 @@ def clean_text(text: str, most: int = _MOST_TEXT) -> str:
     """Return text without characters that a terminal or a reader could obey."""
     if len(text) > most:
         text = f"{text[: most - 1]}…"
-    return one_line(text.encode("utf-8", "replace").decode())
+    text = one_line(text.encode("utf-8", "replace").decode())
+    while len(text) > _MOST_KEY and count_tokens(text) > _MOST_TEXT_TOKENS:
+        text = f"{text[: len(text) * 2 // 3]}…"
+    return text
 
 
 _STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[(\d+)\]")

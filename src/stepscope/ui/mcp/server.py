@@ -148,11 +148,19 @@ class _Tools:
         return await self._workers.ask(name, arguments, report)
 
     async def _command(self, question: Question, report: Report) -> dict[str, Any]:
-        """Run the command, then answer about its folder."""
+        """Run the command, then answer about its folder. A page never runs it once more."""
+        if getattr(question, "command", ()) and (question.cursor or question.part):
+            raise UsageError(
+                "this would run the command again: `cursor` and `part` need an answer's folder",
+                "ask explain with the run's path, or tune with the tune's folder and no command",
+            )
         if isinstance(question, RunQuestion):
             ended = await run_training(question, self._folders, report)
-            page = await self._workers.ask("explain", {"path": ended.folder}, report)
-            return {**page, "path": ended.folder, "exit_code": ended.code, **ended.last_words(page)}
+            more = {"path": ended.folder, "exit_code": ended.code}
+            more |= {"last_lines": ended.printed} if ended.code else {}
+            page = await self._workers.ask("explain", {"path": ended.folder}, report, more)
+            more |= {"last_lines": ended.printed} if "cannot_answer" in page else {}
+            return {**page, **more}
         assert isinstance(question, TuneQuestion)
         if question.folder and question.command:
             raise UsageError("tune takes a command or the folder of an earlier tune")
@@ -161,8 +169,7 @@ class _Tools:
             ended = await tune_training(question, self._folders, report)
             folder, more = ended.folder, {"folder": ended.folder}
         arguments = {"folder": folder, "part": question.part, "cursor": question.cursor}
-        page = await self._workers.ask("tune", arguments, report)
-        return {**page, **more}
+        return {**await self._workers.ask("tune", arguments, report, more), **more}
 
 
 def _sentences(page: dict[str, Any]) -> str:

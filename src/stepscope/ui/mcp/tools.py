@@ -322,7 +322,10 @@ TOOLS = {
         runs_commands=True,
     ),
     "run": Tool(
-        RunQuestion, "Run a training command, record it, and explain it.", _run, runs_commands=True
+        RunQuestion,
+        "Run a training command, record it, and explain it. `explain` has the next pages.",
+        _run,
+        runs_commands=True,
     ),
 }
 
@@ -407,7 +410,7 @@ def _json_sections() -> dict[str, tuple[str, str]]:
         first, *tables = _TABLE.split(text)
         name = _short(title)
         if first.strip():
-            sections[name] = (title, f"## {title}\n{first.strip()}\n")
+            sections |= _bounded(name, title, f"## {title}\n{first.strip()}\n")
         for table, rows in zip(tables[::2], tables[1::2], strict=True):
             both = f"{title}: {table}"
             sections |= _bounded(f"{name}/{_short(table)}", both, f"## {both}\n{rows.strip()}\n")

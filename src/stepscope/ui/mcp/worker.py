@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,10 +58,14 @@ class Answers:
         self._folders = folders
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
-    def page(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return one page of an answer, or the typed reason why there is none."""
+    def page(
+        self, tool: str, arguments: dict[str, Any], beside: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return one page of an answer, or the typed reason why there is none.
+
+        `beside` stands on the page as well."""
         try:
-            return self._page(tool, arguments)
+            return self._page(tool, arguments, beside or {})
         except MemoryError:
             return refusal(UnreadableInputError("this needs more memory than there is"))
         except OSError as error:
@@ -70,7 +74,9 @@ class Answers:
         except Exception as error:  # the next question must still be answered
             return refusal(error)
 
-    def _page(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _page(
+        self, tool: str, arguments: dict[str, Any], more: Mapping[str, Any]
+    ) -> dict[str, Any]:
         question = parse_question(tool, arguments)
         start, mark = read_cursor(question.cursor) if question.cursor else (0, "")
         whole = msgspec.structs.replace(question, cursor="", part="")
@@ -82,7 +88,7 @@ class Answers:
                 "the cursor belongs to another question, or the run has changed since",
                 "ask again without a cursor",
             )
-        head: dict[str, Any] = {"schema": 1, "data": DATA}
+        head: dict[str, Any] = {"schema": 1, "data": DATA, **more}
         foot: dict[str, Any] = {"cursor": make_cursor(start, own)}
         if not start and not question.part:
             foot["parts"] = list_parts(answer)
@@ -132,7 +138,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line)
         with reporting_to(_rarely(lambda read, total: send({"progress": [read, total]}))):
-            page = pages.page(job["tool"], job["arguments"])
+            page = pages.page(job["tool"], job["arguments"], job["beside"])
         send({"page": page})
         gc.collect()
 

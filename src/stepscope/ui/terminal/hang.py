@@ -21,7 +21,7 @@ from stepscope.ui.terminal.console import (
 )
 from stepscope.ui.words import one_line
 
-_MOST_GROUPS, _MOST_WHY, _MOST_NOTES = 10, 4, 3
+_MOST_GROUPS, _MOST_WHY, _MOST_NOTES, _MOST_LAST = 10, 4, 3, 8
 _LINES = 6  # of the verdict
 _STYLES = {"none": "bold green", "slow": "bold yellow"}
 
@@ -39,6 +39,8 @@ def hang_lines(answer: HangAnswer, console: Console, folder: Path) -> list[Text]
     lines = wrapped(one_line(answer.verdict), console, _LINES, style)
     for place, why in enumerate(answer.why[:_MOST_WHY]):
         lines += labelled("" if place else "why", [text_line(cut(one_line(why), width))])
+    for place, words in enumerate(answer.last_lines[-_MOST_LAST:]):
+        lines += labelled("" if place else "stderr", [text_line(cut(one_line(words), width))])
     for place, words in enumerate(answer.next):
         lines += labelled("" if place else "next", wrapped(words, console, 2))
     if answer.groups:
