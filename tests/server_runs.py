@@ -7,9 +7,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from stepscope.records.folders import (
-    SERVER_FILE,
-    SERVER_FOLDER,
+from stepscope.records.folders import SERVER_FILE, SERVER_FOLDER
+from stepscope.records.server_lines import (
     Pull,
     PullServed,
     Push,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.folders import Mode, ServerEvent
+    from stepscope.records.server_lines import Mode, ServerEvent
 
 MS = 1_000_000
 BEGAN_NS = 1_790_000_000_000_000_000

@@ -12,7 +12,7 @@ import numpy as np
 from simulated_server import History
 
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import MemberChange, ShardRestored
+from stepscope.records.server_lines import MemberChange, ShardRestored
 
 Update = tuple[int, int, int]  # rank, life, clock
 

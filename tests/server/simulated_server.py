@@ -34,7 +34,7 @@ from stepscope.fix.server.shard import ShardServer
 from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot, make_recipe
 from stepscope.fix.server.worker import WorkerClient
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import ServerEvent
+from stepscope.records.server_lines import ServerEvent
 
 RANKS, LIVES, CLOCKS = 4, 12, 60
 

@@ -21,7 +21,7 @@ from simulated_server import (
 from stepscope.fix.server.messages import GradientPacker
 from stepscope.fix.server.shard_state import ShardState
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import (
+from stepscope.records.server_lines import (
     LostUpdates,
     MemberChange,
     PullServed,

@@ -19,7 +19,7 @@ from server_event_lines import event_from
 from stepscope.errors import UsageError
 from stepscope.fix.server import ParameterServer, ServerConnection
 from stepscope.fix.server.messages import ReportShard
-from stepscope.records.folders import (
+from stepscope.records.server_lines import (
     ClockClosed,
     MemberChange,
     Pull,

@@ -37,7 +37,7 @@ from stepscope.fix.server.shard_state import (
     saved_cuts,
 )
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import CheckpointCut, LostUpdates, ShardRestored, event_line
+from stepscope.records.server_lines import CheckpointCut, LostUpdates, ShardRestored, event_line
 
 # Consistency
 

@@ -13,7 +13,7 @@ from stepscope.text.figures import factor as factor_words
 from stepscope.text.figures import percent, size
 
 if TYPE_CHECKING:
-    from stepscope.records.folders import Mode
+    from stepscope.records.server_lines import Mode
 
 # What saving memory should reach: as options of `save_memory`, and as the text of a remedy or a
 # what-if.

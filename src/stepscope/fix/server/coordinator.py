@@ -20,7 +20,7 @@ from stepscope.fix.server.membership import (
     Timing,
     run_in_background,
 )
-from stepscope.records.folders import CheckpointCut, ClockClosed, MemberChange
+from stepscope.records.server_lines import CheckpointCut, ClockClosed, MemberChange
 
 if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot

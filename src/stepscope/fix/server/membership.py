@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepscope.fix.server import messages as msg
-from stepscope.records.folders import LostUpdates, ServerEvent, ShardRestored, member_name
+from stepscope.records.server_lines import LostUpdates, ServerEvent, ShardRestored, member_name
 
 if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot

@@ -36,7 +36,7 @@ from stepscope.fix.server.shard_state import (
 )
 from stepscope.fix.server.worker import Worker
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import CheckpointCut
+from stepscope.records.server_lines import CheckpointCut
 
 # An ordinary training loop as a worker: its optimizer's step goes to the server.
 

@@ -22,10 +22,8 @@ from stepscope.fix.server.membership import Timing
 from stepscope.fix.server.messages import Compression, Layout
 from stepscope.fix.server.shard import ShardServer
 from stepscope.fix.server.shard_state import OptimizerRecipe, ShardRecipe, ShardSnapshot, save_cut
-from stepscope.records.folders import (
-    COORDINATOR_FILE,
-    SERVER_FILE,
-    SERVER_FOLDER,
+from stepscope.records.folders import COORDINATOR_FILE, SERVER_FILE, SERVER_FOLDER
+from stepscope.records.server_lines import (
     ServerEvent,
     ServerFacts,
     ShardFacts,
