@@ -11,7 +11,7 @@ from functools import reduce
 import numpy as np
 
 from stepscope.bench.results import WorkloadResult
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.verify.change import (
     POWER,
     TRIMMING_COSTS,

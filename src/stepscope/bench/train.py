@@ -21,7 +21,7 @@ from stepscope.bench.catalogue import load
 from stepscope.bench.request import options_parser
 from stepscope.bench.steps import StepMarks
 from stepscope.bench.workload import TrainingPlace
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 
 # A workload's step beside a yardstick: fixed work that is timed in turns with it.
 #

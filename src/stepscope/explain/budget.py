@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.explanation import Basis, Budget, Part, StepTime
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.run import RankRun
 from stepscope.step.statistics import mean_interval

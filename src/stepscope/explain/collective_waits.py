@@ -16,7 +16,7 @@ from stepscope.explain.findings.evidence import LOW
 from stepscope.explain.findings.loop import find_periodic_stall, irregular_stalls, periodic_stall
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.explanation import Budget, Finding, RankExplanation
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.run import STALL_CAUSES, RankRun, StallCause
 from stepscope.step.arrays import Floats, Int64s
 

@@ -18,7 +18,7 @@ from stepscope.errors import NotCapturedError
 from stepscope.explain.host_calls import place_of, sum_device_time
 from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.source_lines import LineCost, LineCosts, LineKernel, LineOperator
 from stepscope.records.trace import ABSENT, HostKind, Trace
 from stepscope.step.arrays import Bools, Indices, Int32s, Int64s

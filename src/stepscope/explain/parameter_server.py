@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.parameter_server import (
     BlockedBy,
     LossPoint,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step.arrays import Bools, Indices, Int32s
 from stepscope.step.call_tree import decode_list

@@ -23,7 +23,7 @@ from stepscope.records.hardware import (
     Profile,
     Segment,
 )
-from stepscope.records.medians import median, medians
+from stepscope.records.normal import median, medians
 from stepscope.text.figures import duration, percent, rate
 from stepscope.text.words import counted
 

@@ -38,7 +38,7 @@ from stepscope.predict.step_context import StepContext
 from stepscope.predict.step_spans import find_before_training
 from stepscope.predict.tensor_cores import find_alignment
 from stepscope.records.dtypes import PEAK_BYTES, PEAKS
-from stepscope.records.medians import median, quantile
+from stepscope.records.normal import median, quantile
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text
 from stepscope.step.edit import Selection, remove, scale_calls

@@ -14,7 +14,7 @@ import numpy as np
 from stepscope.predict.step_context import ACCUMULATE, StepContext, in_step
 from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS, CollectiveCalls
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.strategies import RankFullySharded, RankPipeline, RankTensorParallel
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text

@@ -24,8 +24,7 @@ from stepscope.predict.declaration import Refused
 from stepscope.predict.fitted import fitted
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
-from stepscope.records.medians import median
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median
 from stepscope.records.parameter_server import (
     ConsistencyPromise,
     RequestColumns,

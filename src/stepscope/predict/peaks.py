@@ -36,8 +36,8 @@ from stepscope.predict.peak_memory.peak import (
 )
 from stepscope.predict.step_context import StepContext, current_form, in_step
 from stepscope.predict.step_spans import captured_graph, created_nodes
-from stepscope.records.medians import median
 from stepscope.records.memory import CapturedBackward, GraphNode, Memory
+from stepscope.records.normal import median
 from stepscope.records.prediction import PeakMemory
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import is_channels_last, tensor_shapes

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 
 if TYPE_CHECKING:
     from stepscope.records.compiled import CapturedGraph, CompilerRecord

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
-from stepscope.records.medians import median
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.cuda_graphs import NODE_SPACING, scale_node_spacing

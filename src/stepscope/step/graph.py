@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
 from stepscope.records.explanation import Steps
-from stepscope.records.medians import median, medians
+from stepscope.records.normal import median, medians
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.call_tree import distinct_places
 from stepscope.step.collectives import find_callers

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.medians import median, medians
-from stepscope.records.normal import NORMAL_MAD
+from stepscope.records.normal import NORMAL_MAD, median, medians
 from stepscope.step.arrays import Floats
 
 

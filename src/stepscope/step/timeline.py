@@ -21,7 +21,7 @@ from stepscope.records.explanation import (
     StepTime,
     Timeline,
 )
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.trace import ABSENT, HostKind, Trace
 from stepscope.step import intervals
 from stepscope.step.arrays import Bools, Indices, Int32s, Int64s

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stepscope.records.job import Clock, ClockSet, HostClock, RankPart, Rounds, RunCalls
-from stepscope.records.medians import quantile
+from stepscope.records.normal import quantile
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.records.medians import median
-from stepscope.records.normal import NORMAL_95_PRECISE
+from stepscope.records.normal import NORMAL_95_PRECISE, median
 from stepscope.records.quality import MAX_MS
 from stepscope.verify.spread import (
     MOST_STEPS,

@@ -24,8 +24,7 @@ from stepscope.records.comparison import (
     Verdict,
 )
 from stepscope.records.explanation import Explanation
-from stepscope.records.medians import median
-from stepscope.records.normal import NORMAL_95_PRECISE
+from stepscope.records.normal import NORMAL_95_PRECISE, median
 from stepscope.records.prediction import StepBasis
 from stepscope.text.figures import milliseconds, unsigned_percent
 from stepscope.text.words import counted

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.step.statistics import block_medians, spread
 from stepscope.verify.change import median_ratio
 from stepscope.verify.spread import Floats

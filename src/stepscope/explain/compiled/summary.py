@@ -40,7 +40,7 @@ from stepscope.records.compiled import (
     UnfusedPair,
 )
 from stepscope.records.hardware import Ceilings
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step.arrays import Floats, Int64s

@@ -10,7 +10,7 @@ from stepscope.explain.job.rank_part import train_apart
 from stepscope.explain.strategies.join import bound
 from stepscope.records.explanation import Finding, Remedy, Severity
 from stepscope.records.job import Cause, Job, Membership, Straggler
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.strategies import Pipeline
 from stepscope.text.figures import factor, milliseconds, percent, size
 from stepscope.text.words import counted, sentence

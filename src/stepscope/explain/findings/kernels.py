@@ -24,7 +24,7 @@ from stepscope.explain.flops.call import read_name
 from stepscope.explain.kernels import SHORT_KERNEL_NS, Launched, by_kernel, by_operator, callers
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import Spot, above_peak
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 from stepscope.step.call_tree import group, sum_by

@@ -42,7 +42,7 @@ from stepscope.records.job import (
     RankPart,
     Stragglers,
 )
-from stepscope.records.medians import median, medians
+from stepscope.records.normal import median, medians
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
 from stepscope.step.arrays import Int64s

@@ -12,7 +12,7 @@ from stepscope.explain.job.hosts import hosts_of, reach_of
 from stepscope.explain.job.stragglers import LinkEvidence
 from stepscope.records.hardware import Profile
 from stepscope.records.job import KINDS, Clock, JobCollective, LastArriver, RankPart, Reach
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.step.arrays import Bools, Indices, Int64s
 from stepscope.step.call_tree import group
 from stepscope.step.collectives import bus_factor

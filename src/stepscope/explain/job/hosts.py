@@ -23,7 +23,7 @@ from stepscope.records.job import (
     Reach,
     Straggler,
 )
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.quality import Note
 from stepscope.records.rank_facts import HostLink, NetworkPlace, PeerTraffic
 from stepscope.text.figures import byte_rate, duration, percent

@@ -31,7 +31,7 @@ from stepscope.records.job import (
     Stragglers,
     WorkerTimes,
 )
-from stepscope.records.medians import median, medians
+from stepscope.records.normal import median, medians
 from stepscope.step.arrays import Bools, Floats, Indices, Int64s
 from stepscope.text.figures import milliseconds, percent
 from stepscope.text.words import counted

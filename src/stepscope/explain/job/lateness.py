@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.records.medians import median, medians
-from stepscope.records.normal import NORMAL_MAD
+from stepscope.records.normal import NORMAL_MAD, median, medians
 from stepscope.step.arrays import Bools, Floats
 from stepscope.step.statistics import spread
 

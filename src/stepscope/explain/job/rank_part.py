@@ -21,7 +21,7 @@ from stepscope.records.job import (
     RankTimes,
     RunCalls,
 )
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.rank import StepColumns
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step import intervals

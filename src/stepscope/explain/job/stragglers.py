@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from stepscope.explain.job.hosts import HostColumns, columns_by_host
 from stepscope.explain.job.lateness import median_of_others
 from stepscope.records.job import Cause, Job, RankTimes, Straggler, Stragglers
-from stepscope.records.medians import median, medians
+from stepscope.records.normal import median, medians
 from stepscope.step.arrays import Floats, Int64s
 from stepscope.text.figures import duration, factor, percent, signed_percent, size
 from stepscope.text.words import counted

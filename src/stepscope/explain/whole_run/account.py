@@ -13,8 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.job import Job
-from stepscope.records.medians import median
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median
 from stepscope.records.quality import Note
 from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns
 from stepscope.records.run import (

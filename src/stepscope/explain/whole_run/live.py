@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from stepscope.explain.hang import hang_now
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.explain.whole_run.stalls import find_steady
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.rank import StepColumns
 from stepscope.records.run import LiveRank, LiveRun, LiveStatus, RankRun, RunTimes
 from stepscope.step.statistics import lower_median

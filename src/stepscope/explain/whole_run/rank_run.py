@@ -22,7 +22,7 @@ from stepscope.explain.whole_run.stalls import (
     without_waits,
 )
 from stepscope.explain.whole_run.step_levels import change_places, find_step_levels, robust_slope
-from stepscope.records.medians import median, quantile
+from stepscope.records.normal import median, quantile
 from stepscope.records.rank import USUAL_PHASES, MeasuredSteps, StepColumns
 from stepscope.records.rank_facts import HostStepTimes
 from stepscope.records.run import (

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.medians import median, quantile
+from stepscope.records.normal import median, quantile
 from stepscope.records.rank import StepColumns
 from stepscope.records.run import STALL_CAUSES, StallCause
 from stepscope.step.arrays import Bools, Floats, Int64s

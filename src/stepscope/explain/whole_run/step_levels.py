@@ -15,8 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from stepscope.records.medians import median, medians
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median, medians
 from stepscope.records.run import InputEffect, LevelChange, Trend
 from stepscope.step.arrays import Floats, Int64s
 from stepscope.step.statistics import block_medians, spread

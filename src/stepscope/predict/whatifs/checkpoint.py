@@ -19,7 +19,7 @@ from stepscope.predict.declaration import (
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.step_context import StepContext, is_compiled
 from stepscope.predict.step_spans import BlockSpan, find_block_spans
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.step.edit import Selection, insert, remove
 from stepscope.step.graph import CallKind, Phase
 from stepscope.step.replay import step_ns

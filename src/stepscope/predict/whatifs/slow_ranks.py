@@ -16,8 +16,7 @@ from stepscope.predict.parameter_server import describe_promise, promise_through
 from stepscope.predict.step_context import StepContext
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import Job, Straggler, Stragglers, WorkerTimes
-from stepscope.records.medians import median
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median
 from stepscope.step.edit import scale_tasks
 from stepscope.step.graph import StepGraph
 from stepscope.step.replay import step_ns

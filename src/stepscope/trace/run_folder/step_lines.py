@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from stepscope.records.folders import ABSENT, MARKS, STEP
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.quality import (
     MAX_DURATION_NS,
     Bytes,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.records.folders import STEPS_FILE
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 
 if TYPE_CHECKING:
     from stepscope.records.rank import StepColumns

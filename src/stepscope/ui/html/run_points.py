@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stepscope.records.explanation import Place
 from stepscope.records.job import Job
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.run import (
     STALL_CAUSES,
     RankRun,

@@ -23,7 +23,7 @@ from stepscope.records.folders import (
     plan_name,
     step_trace,
 )
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.rank import ALL_PHASES, StepColumns
 from stepscope.records.run import STALL_CAUSES, LiveRank, LiveRun, StepSeries, VerdictNow
 from stepscope.text.figures import long_duration, milliseconds, percent, significant, size

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.records.medians import median
+from stepscope.records.normal import median
 from stepscope.records.run import STALL_CAUSES, StepSeries
 from stepscope.text.figures import percent
 from stepscope.text.words import STEP_PARTS
