@@ -36,14 +36,7 @@ from stepscope.records.trace import (
 from stepscope.text.figures import percent
 from stepscope.text.words import counted
 from stepscope.trace import links
-from stepscope.trace.formats.events import (
-    Args,
-    ExactEvent,
-    Role,
-    UsualEvent,
-    classify,
-    usual_types,
-)
+from stepscope.trace.formats.events import Args, Event, ExactEvent, Role, classify
 from stepscope.trace.formats.plausible_values import (
     INVALID_NS,
     LIMIT_DUR_NS,
@@ -74,8 +67,6 @@ _MAX_CATEGORIES = 1 << 12  # likewise
 _FILE_NAMES = {info.name: info.encode_name for info in msgspec.structs.fields(Args)}
 # Ways to write "no value"; -1 as an unsigned number is one.
 _NO_VALUE = (None, "", ABSENT, str(ABSENT), (1 << 32) - 1, (1 << 64) - 1)
-_LANE = attrgetter("pid", "tid")
-_INPUTS = attrgetter("shapes", "dtypes", "strides", "concrete")
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 
 
@@ -195,17 +186,13 @@ class Collector:
         known = int((self.host.column("kind") != HostKind.OTHER).sum())
         return known + len(self.device.column("kind"))
 
-    def add(self, events: list[Any]) -> None:
+    def add(self, events: list[Event] | list[ExactEvent]) -> None:
         """Add events. Raises NeedsTextError, before adding any, if times need the exact decoder."""
         times = [e.ts for e in events]
         exact = bool(events) and isinstance(events[0], ExactEvent)
         start = text_to_ns(times) if exact else microseconds_to_ns(times)
         count = len(events)
-        keys: Iterable[str]
-        if events and isinstance(events[0], UsualEvent):
-            keys = map(usual_types().__getitem__, map(type, events))
-        else:
-            keys = [f"{e.ph} {e.cat}" for e in events]
+        keys = [f"{e.ph} {e.cat}" for e in events]
         codes = _packed(map(self._roles.__getitem__, keys), count, np.int16)
         roles, kinds = codes >> 4, (codes & 15).astype(INT8)
         self.rows += int((roles < Role.METADATA).sum())
@@ -246,10 +233,11 @@ class Collector:
 
     def _add_host(self, events: list[Any], kinds: Int8, start: Int64) -> None:
         rows, kinds, start, dur = self._times(events, kinds, start)
+        args = [e.args for e in rows]
         operator = kinds <= HostKind.ANNOTATION
         runtime = kinds == HostKind.RUNTIME
-        calls = [e.args for e in compress(rows, runtime.tobytes())]
-        operators = [e.args for e in compress(rows, operator.tobytes())]
+        calls = list(compress(args, runtime.tobytes()))
+        operators = list(compress(args, operator.tobytes()))
 
         def of_operators(values: NDArray[Any]) -> NDArray[Any]:
             return _scatter(operator, values)
@@ -332,7 +320,8 @@ class Collector:
         )
 
     def _lane_codes(self, events: list[Any]) -> Int32:
-        return _packed(map(self.lanes.__getitem__, map(_LANE, events)), len(events), INT32)
+        keys = zip([e.pid for e in events], [e.tid for e in events], strict=True)
+        return _packed(map(self.lanes.__getitem__, keys), len(events), INT32)
 
     def _input_codes(self, args: Sequence[Args]) -> Int32:
         """Four rows: shapes, dtypes, strides, concrete inputs. The same few calls come again and
@@ -342,7 +331,8 @@ class Collector:
             self._signature_texts = self._signature_texts[:, :0]
         known = len(self._signatures)
         # No JSON holds a NUL.
-        signatures = self._signatures.encode([*map(b"\0".join, map(_INPUTS, args))])
+        inputs = [b"\0".join((a.shapes, a.dtypes, a.strides, a.concrete)) for a in args]
+        signatures = self._signatures.encode(inputs)
         if new := len(self._signatures) - known:
             latest = [*islice(reversed(self._signatures), new)][::-1]
             texts = zip(*(signature.split(b"\0") for signature in latest), strict=True)

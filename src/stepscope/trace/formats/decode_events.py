@@ -20,15 +20,7 @@ from stepscope.records.trace import ABSENT
 from stepscope.text.words import counted
 from stepscope.trace.decode import DECODE_ERRORS
 from stepscope.trace.files import MAX_HELD_ELEMENTS, NAME_CHARACTERS, Limits
-from stepscope.trace.formats.events import (
-    NO_ARGS,
-    NOTHING,
-    Args,
-    Event,
-    ExactEvent,
-    UsualEvent,
-    usual_event,
-)
+from stepscope.trace.formats.events import NO_ARGS, NOTHING, Args, Event, ExactEvent
 from stepscope.trace.formats.json_brackets import (
     ANY_BOUNDARY,
     SEPARATORS,
@@ -106,32 +98,29 @@ class DecodedPiece(msgspec.Struct):
     resume: int | None = None  # from this byte on, read the piece again with what follows
 
 
-EventKind = type[Event | ExactEvent | UsualEvent]
-
-
 @cache
-def _decoder(kind: EventKind) -> msgspec.json.Decoder[list[Any]]:
-    element = usual_event() if kind is UsualEvent else kind
-    return msgspec.json.Decoder(list[element])  # type: ignore[valid-type]
+def _decoder(kind: type[Event | ExactEvent]) -> msgspec.json.Decoder[list[Any]]:
+    return msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
 
-def decode_events(piece: EventPiece, kind: EventKind, limits: Limits = _USUAL) -> DecodedPiece:
-    """All events of a piece that can be read: as Event if one of them is no UsualEvent."""
+def decode_events(
+    piece: EventPiece, kind: type[Event | ExactEvent], limits: Limits = _USUAL
+) -> DecodedPiece:
+    """All events of a piece that can be read."""
     text = piece.text if piece.end is None else piece.text[: piece.end]
     try:
         if not piece.single:
             events = _decoder(kind).decode(b"".join((b"[", text, b"]")))
             return DecodedPiece(events, closed_at=piece.end)
     except DECODE_ERRORS:
-        if kind is UsualEvent:
-            return decode_events(piece, Event, limits)
+        pass
     return _Recovery(piece, kind, limits.large_bytes).run()
 
 
 class _Recovery:
     """Decode ever smaller runs of events until what fails is a single one."""
 
-    def __init__(self, piece: EventPiece, kind: EventKind, large_bytes: int) -> None:
+    def __init__(self, piece: EventPiece, kind: type[Event | ExactEvent], large_bytes: int) -> None:
         self.piece, self.kind, self.large_bytes = piece, kind, large_bytes
         self.text = bytes(piece.text)
         self.result = DecodedPiece([])

@@ -6,8 +6,7 @@ annotations`: the decoder would evaluate each annotation first, as long as readi
 """
 
 from enum import IntEnum
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -143,79 +142,6 @@ def classify(phase: str, category: str) -> tuple[Role, int]:
     if phase in ("i", "I") and category == "cpu_instant_event":
         return Role.MEMORY, 0
     return (Role.METADATA if phase == "M" else Role.IGNORED), 0
-
-
-# The events that Kineto writes most, each category with a type of its own: it has no other fields,
-# and no text of its phase and category is made.
-
-_COLLECTIVE_ARGS = (
-    *("collective", "in_elements", "out_elements", "dtype", "group", "group_description"),
-    *("group_size", "group_ranks", "in_split", "out_split", "source_rank", "destination_rank"),
-    "collective_sequence",
-)
-_INPUT_ARGS = ("concrete", "dtypes", "strides", "shapes")  # in the order of the file
-_USUAL = {  # phases, categories, arguments
-    "operator": ("X", "cpu_op user_annotation", ("sequence", "forward_thread", *_INPUT_ARGS)),
-    "call": ("X", "cuda_runtime cuda_driver", ("correlation",)),
-    "other": ("X", "python_function overhead", ()),
-    "device": (
-        "X",
-        "kernel gpu_memcpy gpu_memset gpu_user_annotation cuda_sync",
-        ("device", "stream", "correlation", "size_bytes", "graph_node", "grid"),
-    ),
-    "memory": (
-        "i",
-        "cpu_instant_event",
-        ("memory_device_type", "memory_device", "address", "memory_bytes", "allocated", "reserved"),
-    ),
-    "flow": ("sft", "ac2g fwdbwd async_cpu_to_gpu", ()),
-}
-
-
-class UsualEvent(msgspec.Struct, gc=False, frozen=True):
-    """What events of the usual categories have in common."""
-
-    name: Name = ""
-    pid: int | Name = ABSENT
-    tid: int | Name = ABSENT
-    ts: Number | None = None
-    dur: Number | None = None
-    id: int | Name = ABSENT
-
-
-@cache
-def usual_types() -> dict[Any, str]:
-    """Return the type of each usual category, and a phase and the category as `classify` has them.
-
-    Any other phase or category does not decode as one of these types.
-    """
-    infos = {info.name: info for info in msgspec.structs.fields(Args)}
-    types = {}
-    for name, (phases, categories, own) in _USUAL.items():
-        shared = _COLLECTIVE_ARGS if name in ("operator", "device") else ()
-        fields = [
-            (info.name, info.type, msgspec.field(default=info.default, name=info.encode_name))
-            for info in map(infos.__getitem__, (*own, *shared))
-        ]
-        args = msgspec.defstruct(f"{name}_args", fields, gc=False, frozen=True)
-        for category in categories.split():
-            kind = msgspec.defstruct(
-                category,
-                [("ph", Literal[tuple(phases)]), *([("args", args, args())] if fields else [])],
-                bases=(UsualEvent,),
-                kw_only=True,
-                tag_field="cat",
-                tag=category,
-                gc=False,
-                frozen=True,
-            )
-            types[kind] = f"{phases[0]} {category}"
-    return types
-
-
-def usual_event() -> Any:
-    """Return the type that decodes any usual event."""
-    return Union[tuple(usual_types())]  # noqa: UP007
 
 
 def accelerator_family(categories: set[str]) -> str | None:

@@ -17,8 +17,8 @@ from stepscope.text import figures
 from stepscope.text.words import counted, plural
 from stepscope.trace.files import NAME_CHARACTERS, ByteSource, Limits, Progress, read_head
 from stepscope.trace.formats.columns import Collector, Facts, assemble
-from stepscope.trace.formats.decode_events import EventKind, Losses, decode_events
-from stepscope.trace.formats.events import Event, ExactEvent, UsualEvent, accelerator_family
+from stepscope.trace.formats.decode_events import Losses, decode_events
+from stepscope.trace.formats.events import Event, ExactEvent, accelerator_family
 from stepscope.trace.formats.json_brackets import SEARCH_BACK_BYTES, last_boundary
 from stepscope.trace.formats.json_pieces import EventText, OutsideKeys
 from stepscope.trace.formats.plausible_values import (
@@ -29,7 +29,6 @@ from stepscope.trace.formats.plausible_values import (
 )
 
 NAME = "kineto"
-_MOST_UNUSUAL = 8  # pieces with an event that is no UsualEvent: then the file has many of them
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HIP_CALL = re.compile(r"hip[A-Z]")
 _CUDA_CATEGORIES = {
@@ -78,8 +77,7 @@ def _collect(
     text = _open_text(source, str(path), limits)
     guard = _UselessTextGuard(source, text, limits)
     collector = Collector(losses, launch_flows=launch_flows)
-    kind: EventKind = Event  # the first piece also has events without a category
-    unusual = 0
+    kind: type[Event | ExactEvent] = Event
     while (piece := text.next_piece()) is not None:
         batch = decode_events(piece, kind, limits)
         try:
@@ -88,9 +86,6 @@ def _collect(
             kind = ExactEvent
             batch = decode_events(piece, kind, limits)
             collector.add(batch.events)
-        if kind is not ExactEvent:
-            unusual += bool(batch.events) and isinstance(batch.events[0], Event)
-            kind = UsualEvent if unusual < _MOST_UNUSUAL else Event
         losses.merge(batch.losses)
         if batch.events:
             text.mark_used()
