@@ -11,7 +11,7 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-long lint types imports page tests test-slow test-launchers launchers house lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
+.PHONY: help demo test test-all test-long lint types imports page tests test-slow test-launchers launchers house lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench bench-guard \
 	bench-capture bench-predict bench-tune refit vscode clean
 
 help:
@@ -30,7 +30,8 @@ help:
 	@echo "make pictures  draw the README's pictures again"
 	@echo "make package  build wheel and sdist, check both, try the wheel in a new environment"
 	@echo "make release VERSION=1.2.3  check everything and tag it"
-	@echo "make bench   speed and memory against HolisticTraceAnalysis"
+	@echo "make bench   speed and memory against traceinsight, the next HolisticTraceAnalysis"
+	@echo "make bench-guard  fail if a usual command needs 10% more processor time than in the last release"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
 	@echo "make bench-predict   predictions against what was measured on an H200"
 	@echo "make bench-tune      tune on small CPU scripts: what is kept, seconds a remedy costs to try"
@@ -182,6 +183,11 @@ bench: $(VENV)/installed $(PEERS)/installed
 	$(BIN)/python benchmarks/peers.py --ours $(BIN)/python --peer $(PEERS)/bin/python \
 		--traces $(SHARED_TRACES)
 
+# Without a release yet, a commit: `make bench-guard SINCE=main` compares with any other.
+SINCE ?= $(or $(shell git describe --tags --abbrev=0 2>/dev/null),904006bc)
+bench-guard: $(VENV)/installed
+	$(BIN)/python benchmarks/guard.py --since $(SINCE)
+
 bench-capture: $(VENV)/installed
 	$(BIN)/python benchmarks/capture.py --slice 0.3 --pin --pairs 16 --wait 500 --ranks 2 \
 		$(CAPTURE_OPTIONS) -- benchmarks/workloads/timed_workload.py tabular --steps 1000
@@ -216,7 +222,7 @@ $(DOCS)/installed: pyproject.toml
 
 $(PEERS)/installed:
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install -q --disable-pip-version-check HolisticTraceAnalysis==0.5.0
+	$(PEERS)/bin/pip install -q --disable-pip-version-check traceinsight==0.6.1 "pandas<3"
 	touch $@
 
 clean:

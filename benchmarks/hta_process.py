@@ -1,4 +1,4 @@
-"""In one process: read a trace with Holistic Trace Analysis and run what `explain` computes.
+"""In one process: read a trace with traceinsight and run what `explain` computes.
 
 Temporal breakdown, idle time breakdown and kernel breakdown, with HTA's defaults and no plots;
 times go to stdout as JSON. Runs in the peer's own environment: nothing of ours is imported.

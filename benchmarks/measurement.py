@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import tempfile
@@ -32,6 +33,7 @@ class Measurement:
     explain_s: float
     peak_bytes: int
     second_load_s: float
+    text_bytes: int  # decompressed
     cached: bool  # small files are faster to read than a cache entry
     peer_whole_s: float | None = None
     peer_load_s: float | None = None
@@ -95,6 +97,7 @@ class Bench:
             load_s=median(r["first"]["load_s"] for r in rounds),
             explain_s=median(r["first"]["explain_s"] for r in rounds),
             peak_bytes=int(median(r["whole"].peak_bytes for r in rounds)),
+            text_bytes=text_bytes(trace),
             second_load_s=median(r["second"]["load_s"] for r in rounds),
             cached=all(r["cached"] for r in rounds),
             peer_failure=failure,
@@ -146,6 +149,23 @@ def warm(path: Path) -> None:
     with path.open("rb") as file:
         while file.read(1 << 20):
             pass
+
+
+def text_bytes(path: Path) -> int:
+    """How long the trace's text is without compression."""
+    opens = gzip.open if path.suffix == ".gz" else Path.open
+    size = 0
+    with opens(path, "rb") as file:
+        while block := file.read(1 << 20):
+            size += len(block)
+    return size
+
+
+def speed(rows: Sequence[Measurement]) -> str:
+    """Return how fast all traces together are read: text and events."""
+    load_s = sum(row.load_s for row in rows)
+    text, events = sum(row.text_bytes for row in rows), sum(row.events for row in rows)
+    return f"Reading: {text / load_s / 1e6:.0f} MB/s, {events / load_s / 1e6:.2f} million events/s"
 
 
 def ratios(

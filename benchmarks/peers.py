@@ -1,4 +1,4 @@
-"""stepscope against Holistic Trace Analysis: every trace in a folder, and one of 1 GB.
+"""stepscope against traceinsight, the next HTA: every trace in a folder, and one of 1 GB.
 
     python benchmarks/peers.py --ours PYTHON --peer PYTHON [--traces DIR] [--check]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import table
-from measurement import HERE, Bench, Measurement, summary
+from measurement import HERE, Bench, Measurement, speed, summary
 from process import environment, run
 from targets import BIG_PEAK, Result, Target
 
@@ -45,6 +45,7 @@ def main() -> None:
             rows.append(bench.measure(trace, chosen.repeats))
             print(table.line(rows[-1]), flush=True)
     results = summary(rows)
+    print(f"\n{speed(rows)}")
     _print_failures(rows)
     both = sum(row.peer_failure is None for row in rows)
     _print_results(f"Geometric means over the {both} traces that both can read", results)
@@ -73,7 +74,7 @@ def _measure_big(chosen: argparse.Namespace, bench: Bench) -> tuple[Measurement,
         row = alone.measure(trace, repeats=1)
         size = trace.stat().st_size
     print(f"\n{size / 1e9:.2f} GB of text, {row.events} events: {source.name} repeated (one run)")
-    print("\n".join((table.HEAD, table.line(row))))
+    print("\n".join((table.HEAD, table.line(row), speed([row]))))
     _print_failures([row])
     target = Target(
         name=BIG_PEAK.name.replace("1 GB", f"{size / 1e9:.1f} GB"),
@@ -121,7 +122,7 @@ def _machine() -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ours", default=sys.executable, help="a Python with stepscope")
-    parser.add_argument("--peer", help="a Python with HolisticTraceAnalysis; without: ours alone")
+    parser.add_argument("--peer", help="a Python with traceinsight; without: ours alone")
     parser.add_argument("--traces", type=Path, default=TRACES, help="a folder of *.json.gz")
     parser.add_argument("--only", default="", help="only traces whose path has this in it")
     parser.add_argument("--repeats", type=int, default=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from stepscope.records.folders import LostUpdates, ServerEvent, ShardRestored
+from stepscope.fix.server.membership import LostUpdates, ServerEvent, ShardRestored
 
 EVENT_TYPES: dict[str, Any] = {kind.event: kind for kind in get_args(ServerEvent)}
 

@@ -7,9 +7,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from stepscope.records.folders import (
-    SERVER_FILE,
-    SERVER_FOLDER,
+from stepscope.fix.server.membership import (
     Pull,
     PullServed,
     Push,
@@ -20,12 +18,14 @@ from stepscope.records.folders import (
     shard_file,
     worker_file,
 )
+from stepscope.records.folders import SERVER_FILE, SERVER_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.folders import Mode, ServerEvent
+    from stepscope.fix.server.membership import ServerEvent
+    from stepscope.records.change_values import Mode
 
 MS = 1_000_000
 BEGAN_NS = 1_790_000_000_000_000_000

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 import table
-from measurement import Measurement, ratios, summary
+from measurement import Measurement, ratios, speed, summary
 
 ROW = Measurement(
     name="mi300x_resnet_checkpoint_rank0of8",
@@ -13,6 +13,7 @@ ROW = Measurement(
     explain_s=0.02,
     peak_bytes=52_000_000,
     second_load_s=0.0025,
+    text_bytes=17_000_000,
     cached=True,
     peer_whole_s=2.0,
     peer_load_s=1.0,
@@ -27,6 +28,11 @@ FAILED = replace(
     peer_peak_bytes=None,
     peer_failure="AssertionError",
 )
+
+
+def test_speed_is_all_text_over_all_time():
+    slower = replace(ROW, load_s=0.3)
+    assert speed([ROW, slower]) == "Reading: 85 MB/s, 0.28 million events/s"
 
 
 def test_ratios_are_of_the_peers_over_ours():

@@ -15,15 +15,14 @@ from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.findings.parameter_server import barrier_waits, server_bound
 from stepscope.explain.job.late_ranks import judge_whole_run
 from stepscope.explain.parameter_server import find_straggling, mean_of_slowest, summarise_together
-from stepscope.records.folders import (
-    COORDINATOR_FILE,
-    SERVER_FOLDER,
+from stepscope.fix.server.membership import (
     LostUpdates,
     MemberChange,
     ShardRestored,
     event_line,
     worker_file,
 )
+from stepscope.records.folders import COORDINATOR_FILE, SERVER_FOLDER
 from stepscope.records.job import WorkerTimes
 from stepscope.trace.run_folder.server_events import read_server_events
 from stepscope.ui.cli.explain import command as explain_command

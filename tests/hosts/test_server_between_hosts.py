@@ -15,7 +15,7 @@ import pytest
 from lab import HostProcess, Lab, why_not
 
 from server_event_lines import event_from
-from stepscope.records.folders import MemberChange, Push, ShardRestored
+from stepscope.fix.server.membership import MemberChange, Push, ShardRestored
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from simulated_server import History
 
+from stepscope.fix.server.membership import MemberChange, ShardRestored
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import MemberChange, ShardRestored
 
 Update = tuple[int, int, int]  # rank, life, clock
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from stepscope.fix.server.coordinator import Coordinator
-from stepscope.fix.server.membership import Timing
+from stepscope.fix.server.membership import ServerEvent, Timing
 from stepscope.fix.server.messages import (
     Compression,
     GradientPacker,
@@ -34,7 +34,6 @@ from stepscope.fix.server.shard import ShardServer
 from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot, make_recipe
 from stepscope.fix.server.worker import WorkerClient
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import ServerEvent
 
 RANKS, LIVES, CLOCKS = 4, 12, 60
 

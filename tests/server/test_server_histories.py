@@ -18,16 +18,16 @@ from simulated_server import (
     run_in_virtual_time,
 )
 
-from stepscope.fix.server.messages import GradientPacker
-from stepscope.fix.server.shard_state import ShardState
-from stepscope.records.change_values import Consistency
-from stepscope.records.folders import (
+from stepscope.fix.server.membership import (
     LostUpdates,
     MemberChange,
     PullServed,
     ShardRestored,
     UpdateApplied,
 )
+from stepscope.fix.server.messages import GradientPacker
+from stepscope.fix.server.shard_state import ShardState
+from stepscope.records.change_values import Consistency
 
 STEPS = 6
 

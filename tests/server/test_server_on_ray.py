@@ -18,8 +18,7 @@ import torch
 from server_event_lines import event_from
 from stepscope.errors import UsageError
 from stepscope.fix.server import ParameterServer, ServerConnection
-from stepscope.fix.server.messages import ReportShard
-from stepscope.records.folders import (
+from stepscope.fix.server.membership import (
     ClockClosed,
     MemberChange,
     Pull,
@@ -27,6 +26,7 @@ from stepscope.records.folders import (
     ShardRestored,
     UpdateApplied,
 )
+from stepscope.fix.server.messages import ReportShard
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -16,7 +16,13 @@ from simulated_server import Faults, SimulatedServer, run_in_virtual_time
 
 from server_event_lines import EVENT_TYPES, event_from
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.fix.server.membership import ClockTable
+from stepscope.fix.server.membership import (
+    CheckpointCut,
+    ClockTable,
+    LostUpdates,
+    ShardRestored,
+    event_line,
+)
 from stepscope.fix.server.messages import (
     Compression,
     GradientPacker,
@@ -37,7 +43,6 @@ from stepscope.fix.server.shard_state import (
     saved_cuts,
 )
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import CheckpointCut, LostUpdates, ShardRestored, event_line
 
 # Consistency
 

@@ -11,6 +11,7 @@ from functools import reduce
 import numpy as np
 
 from stepscope.bench.results import WorkloadResult
+from stepscope.records.normal import median
 from stepscope.verify.change import (
     POWER,
     TRIMMING_COSTS,
@@ -107,7 +108,7 @@ def usual_variance(pairs: Sequence[RunPair]) -> float | None:
     noises = [pooled_noise(_logs(*pair)) for pair in pairs]
     # The median of a variance is below its mean (Wilson and Hilferty).
     known = [noise.variance / (1 - 2 / (9 * noise.freedom)) ** 3 for noise in noises if noise]
-    return float(np.median(known)) if len(known) > 1 else None
+    return median(known) if len(known) > 1 else None
 
 
 def variance_of_runs(base: Sequence[float], now: Sequence[float]) -> float:

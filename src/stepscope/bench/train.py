@@ -21,6 +21,7 @@ from stepscope.bench.catalogue import load
 from stepscope.bench.request import options_parser
 from stepscope.bench.steps import StepMarks
 from stepscope.bench.workload import TrainingPlace
+from stepscope.records.normal import median
 
 # A workload's step beside a yardstick: fixed work that is timed in turns with it.
 #
@@ -122,7 +123,7 @@ def time_fixed_work(device: torch.device) -> float:
     if device.type == "cuda":  # the workload's own peak counts, not this one's
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    return 1e3 * float(np.median(seconds))
+    return 1e3 * median(seconds)
 
 
 # python -m stepscope.bench.train NAME [--size tiny] [--steps N] [--seed 0] [--set batch=4]

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.explanation import Basis, Budget, Part, StepTime
+from stepscope.records.normal import median
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.run import RankRun
 from stepscope.step.statistics import mean_interval
@@ -186,8 +187,8 @@ def longer_work_ns(analysis: RankAnalysis) -> float:
     )
     if len(work_ns) < _FEWEST:
         return 0.0
-    usual_ns = float(np.median(work_ns))
-    longer = (work_ns > _MORE * usual_ns) & (tasks > _MORE * np.median(tasks))
+    usual_ns = median(work_ns)
+    longer = (work_ns > _MORE * usual_ns) & (tasks > _MORE * median(tasks))
     return float(work_ns[longer].mean()) - usual_ns if longer.any() else 0.0
 
 

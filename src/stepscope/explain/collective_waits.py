@@ -16,6 +16,7 @@ from stepscope.explain.findings.evidence import LOW
 from stepscope.explain.findings.loop import find_periodic_stall, irregular_stalls, periodic_stall
 from stepscope.explain.whole_run.rank_run import sum_up_stalls
 from stepscope.records.explanation import Budget, Finding, RankExplanation
+from stepscope.records.normal import median
 from stepscope.records.run import STALL_CAUSES, RankRun, StallCause
 from stepscope.step.arrays import Floats, Int64s
 
@@ -60,7 +61,7 @@ def divide_unknown(
     series = run.series
     if series is None or series.unknown_ns is None or run.times is None or not len(numbers):
         return run
-    longer = wait_ns - np.median(wait_ns)
+    longer = wait_ns - median(wait_ns)
     # The values at their steps; zero for steps without one.
     beyond = np.zeros(len(series.number), np.int64)
     place = np.searchsorted(series.number, numbers)
@@ -125,7 +126,7 @@ def without_window_waits(
     return tuple(
         _with_most(
             rank,
-            transfer_ms + (float(np.median(waits[number][1])) + error_ns.get(number, 0.0)) / 1e6,
+            transfer_ms + (median(waits[number][1]) + error_ns.get(number, 0.0)) / 1e6,
         )
         if number in waits and len(waits[number][0]) >= _FEWEST
         else rank

@@ -45,7 +45,7 @@ from stepscope.step.phases import PHASES
 from stepscope.step.work import named, rows_named
 from stepscope.text import figures
 from stepscope.text.figures import percent
-from stepscope.trace.links import nearest_of
+from stepscope.trace.links import distinct, is_among, nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
@@ -142,7 +142,8 @@ def _by_dtype(
     replayed = pieces.replayed[products]
     # A graph's launch and a compiled region stand for many products, with the dtype of most.
     fp32 = _in_fp32(trace, costs, pieces, products)
-    of_regions = np.intersect1d(pieces.operator[products[fp32 & ~replayed]], rows)
+    of_regions = distinct(pieces.operator[products[fp32 & ~replayed]])
+    of_regions = of_regions[is_among(of_regions, rows)]
     np.subtract.at(flops, costs.dtype[of_regions], costs.in_fp32[of_regions])
     flops[FP32] += costs.in_fp32[of_regions].sum()
     dtype[fp32] = FP32

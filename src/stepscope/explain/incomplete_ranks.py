@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +162,8 @@ class SharedColumns:
         )
 
     def _once(self, column: NDArray[Any]) -> NDArray[Any]:
+        from hashlib import blake2b
+
         name = blake2b(column.tobytes(), digest_size=16).digest() + column.dtype.str.encode()
         kept: NDArray[Any] = self._known.setdefault(name, column)
         return kept

@@ -18,12 +18,12 @@ from stepscope.errors import NotCapturedError
 from stepscope.explain.host_calls import place_of, sum_device_time
 from stepscope.records.dtypes import PROFILER_BYTES
 from stepscope.records.explanation import Steps
+from stepscope.records.normal import median
 from stepscope.records.source_lines import LineCost, LineCosts, LineKernel, LineOperator
 from stepscope.records.trace import ABSENT, HostKind, Trace
 from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 from stepscope.step.call_tree import children_sum, decode_list, group, sum_by
 from stepscope.step.phases import in_optimizer
-from stepscope.step.statistics import median
 from stepscope.step.steps import find_steps, step_of
 from stepscope.step.work import DATA_LOADING, Work, find_work, launches_of, rows_named
 from stepscope.trace.links import distinct, find_parents, nearest_of

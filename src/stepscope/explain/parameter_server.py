@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
+from stepscope.records.normal import median
 from stepscope.records.parameter_server import (
     BlockedBy,
     LossPoint,
@@ -194,9 +195,9 @@ _SLOWER = 1.1  # a worker whose typical step is this much longer is slow at ever
 def find_straggling(times: WorkerTimes) -> Straggling:
     """Needs two workers and one step of each."""
     means = np.array([series.mean() for series in times.own_ns])
-    medians = np.array([np.median(series) for series in times.own_ns])
+    medians = np.array([median(series) for series in times.own_ns])
     slowest = int(means.argmax())
-    others = float(np.median(np.delete(medians, slowest)))
+    others = median(np.delete(medians, slowest))
     barrier = mean_of_slowest(times)
     free = len(means) / float((1 / np.maximum(means, 1.0)).sum())
     ratio = float(medians[slowest]) / max(others, 1.0)
@@ -342,7 +343,7 @@ def _key(life: Int64s, clock: Int64s) -> Int64s:
 
 def worker_times(steps: list[WorkerSteps]) -> WorkerTimes:
     """Side by side by clock where most clocks are common to all workers."""
-    usual = float(np.median([len(one) for one in steps]))
+    usual = median([len(one) for one in steps])
     common: Int64s = reduce(np.intersect1d, (one.clock for one in steps))
     side_by_side = len(common) >= max(1.0, _SIDE_BY_SIDE * usual)
     series = [_at(one, common) if side_by_side else one.own_ns.astype(float) for one in steps]

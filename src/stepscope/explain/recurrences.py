@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stepscope.records.normal import median
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step.arrays import Bools, Indices, Int32s
 from stepscope.step.call_tree import decode_list
 from stepscope.step.graph import Phase, call_phases, outermost_operator
-from stepscope.step.statistics import median
 from stepscope.step.work import named
 
 LONG = 128  # steps

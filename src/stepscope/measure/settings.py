@@ -8,8 +8,6 @@ import os
 from dataclasses import asdict, dataclass, fields
 
 VARIABLE = "STEPSCOPE_CAPTURE"
-# What may end a step, as a user names it; under `watch` the script calls `step` (call).
-STEP_ON = ("auto", "optimizer", "backward", "dataloader", "forward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

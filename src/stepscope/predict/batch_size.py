@@ -38,6 +38,7 @@ from stepscope.step.replay import step_ns
 from stepscope.step.steps import step_of
 from stepscope.step.work import DATA_LOADING, rows_named
 from stepscope.text.figures import milliseconds
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.step.graph import Flags, Floats, Ints
@@ -292,7 +293,7 @@ def _same_in_every_step(context: StepContext, rows: Ints) -> Flags:
     known = (number >= 0) & (host.shapes >= 0)
     if not batch or batch < LEAST_TELLING or len(steps) < 2 or not known.any():
         return np.zeros(len(rows), np.bool_)
-    pairs = np.unique(host.shapes[known].astype(np.int64) * len(steps) + number[known])
+    pairs = distinct(host.shapes[known].astype(np.int64) * len(steps) + number[known])
     shapes, seen = np.unique(pairs // len(steps), return_counts=True)
     steady = np.isin(host.shapes[np.maximum(rows, 0)], shapes[seen == len(steps)])
     sized = by_text(trace, host.shapes, rows, lambda text: has_batch(text, batch), True)

@@ -23,6 +23,7 @@ from stepscope.records.hardware import (
     Profile,
     Segment,
 )
+from stepscope.records.normal import median, medians
 from stepscope.text.figures import duration, percent, rate
 from stepscope.text.words import counted
 
@@ -165,7 +166,7 @@ def from_profiles(ranks: int, profiles: Sequence[Profile]) -> TransferTimes | No
     # How far the lines are from the medians, and how well those are known. Steps are medians too,
     # so differences between passes count only as far as they do not average out.
     errors = [abs(fit.expected_ns(one.size_bytes) / one.time_ns - 1) for one in fit.measured]
-    residual = float(np.median(errors)) if errors else fit.held_out
+    residual = median(errors) if errors else fit.held_out
     noise = fit.noise / math.sqrt(max(1, fit.passes))
     spread = math.hypot(_TO_DEVIATION * math.hypot(residual, noise), _SMALLEST_SPREAD)
     where = f"{profile.backend} on {profile.host}"
@@ -326,15 +327,15 @@ def fit_sweep(
 ) -> CollectiveFit:
     """Times are by pass, by size, by call. Needs two sizes and two passes."""
     sizes = np.asarray(sizes_bytes, dtype=np.float64)
-    medians = np.array([[np.median(calls) for calls in one] for one in passes_ns])
-    by_pass = held_out_errors(sizes, medians)
-    by_size = held_out_errors(sizes, medians, sizes_too=True)
+    pass_medians = np.array([[median(calls) for calls in one] for one in passes_ns])
+    by_pass = held_out_errors(sizes, pass_medians)
+    by_size = held_out_errors(sizes, pass_medians, sizes_too=True)
     # As few segments as possible, unless more are clearly better on what they have not seen.
     count = 1
     for more in range(2, len(by_size) + 1):
         if by_size[more - 1] < by_size[count - 1] * (1 - _SMALLEST_GAIN) - _NEGLIGIBLE:
             count = more
-    times = np.median(medians, axis=0)
+    times = medians(pass_medians)
     return CollectiveFit(
         kind=kind,
         group=group,
@@ -343,14 +344,14 @@ def fit_sweep(
         measured=tuple(
             MeasuredSize(
                 size_bytes=int(size),
-                time_ns=round(float(np.median(column))),
+                time_ns=round(median(column)),
                 low_ns=round(float(column.min())),
                 high_ns=round(float(column.max())),
             )
-            for size, column in zip(sizes, medians.T, strict=True)
+            for size, column in zip(sizes, pass_medians.T, strict=True)
         ),
-        passes=len(medians),
-        noise=noise_floor(medians),
+        passes=len(pass_medians),
+        noise=noise_floor(pass_medians),
         held_out=by_pass[count - 1],
         held_out_sizes=by_size[count - 1],
     )
@@ -377,24 +378,24 @@ def fit_contention(group_size: int, sizes: Sequence[Mapping[str, float]]) -> Con
     )
 
 
-def noise_floor(medians: Floats) -> float:
+def noise_floor(pass_medians: Floats) -> float:
     """The median relative distance of a pass from the other passes' median at the same size.
 
     No model can be expected to do better on a pass that it has not seen.
     """
-    errors = [np.abs(np.median(others, axis=0) - one) / one for one, others in _hold_out(medians)]
-    return float(np.median(errors))
+    errors = [np.abs(medians(others) - one) / one for one, others in _hold_out(pass_medians)]
+    return median(errors)
 
 
-def held_out_errors(sizes: Floats, medians: Floats, *, sizes_too: bool = False) -> list[float]:
+def held_out_errors(sizes: Floats, pass_medians: Floats, *, sizes_too: bool = False) -> list[float]:
     """The median relative error on a pass the fit has not seen, with one segment, two, ...
 
     With `sizes_too` the fit has not seen the size either, except the smallest and the largest.
     """
     counts = range(1, max(1, min(MAX_SEGMENTS, len(sizes) // _MIN_SIZES)) + 1)
     by_count: list[list[Floats]] = [[] for _ in counts]
-    for one, others in _hold_out(medians):
-        known = np.median(others, axis=0)
+    for one, others in _hold_out(pass_medians):
+        known = medians(others)
         predicted = _predictions(sizes, known, counts)
         if sizes_too:
             for place in range(1, len(sizes) - 1):
@@ -403,7 +404,7 @@ def held_out_errors(sizes: Floats, medians: Floats, *, sizes_too: bool = False) 
                 predicted[:, place] = unseen[:, 0]
         for row, errors in zip(np.abs(predicted - one) / one, by_count, strict=True):
             errors.append(row)
-    return [float(np.median(errors)) for errors in by_count]
+    return [median(errors) for errors in by_count]
 
 
 def fit_segments(sizes: Floats, times: Floats, count: int) -> tuple[Segment, ...]:
@@ -491,9 +492,9 @@ def _least_squares(sizes: Floats, times: Floats, weights: Floats) -> tuple[Float
     return np.where(below, 0.0, alpha), np.where(below, through_zero, beta)
 
 
-def _hold_out(medians: Floats) -> list[tuple[Floats, Floats]]:
+def _hold_out(pass_medians: Floats) -> list[tuple[Floats, Floats]]:
     """Each pass, with all the others."""
-    return [(medians[i], np.delete(medians, i, axis=0)) for i in range(len(medians))]
+    return [(pass_medians[i], np.delete(pass_medians, i, axis=0)) for i in range(len(pass_medians))]
 
 
 # Which all-reduce algorithm is fastest: ring, tree or halving-doubling, by their alpha-beta costs.

@@ -38,12 +38,12 @@ from stepscope.predict.step_context import StepContext
 from stepscope.predict.step_spans import find_before_training
 from stepscope.predict.tensor_cores import find_alignment
 from stepscope.records.dtypes import PEAK_BYTES, PEAKS
+from stepscope.records.normal import median, quantile
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text
 from stepscope.step.edit import Selection, remove, scale_calls
 from stepscope.step.graph import CallKind, Calls, Phase, StepGraph
 from stepscope.step.replay import step_ns
-from stepscope.step.statistics import median
 from stepscope.step.work import rows_named
 from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import distinct, nearest_of
@@ -186,7 +186,7 @@ def _best_rate(context: StepContext) -> float:
     if not loops.any():
         return 1e12
     rates = operators.bytes_moved[loops] * operators.share[loops] / tasks.dur_ns[loops]
-    return float(np.quantile(rates, 0.9)) * 1e9 / MEMORY_SHARE
+    return quantile(rates, 0.9) * 1e9 / MEMORY_SHARE
 
 
 def _change_layout(context: StepContext, dur_ns: Floats, gone: Flags) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from stepscope.predict.step_context import ACCUMULATE, StepContext, in_step
 from stepscope.records.dtypes import LOWER_CASE_BYTES
 from stepscope.records.job import KINDS, CollectiveCalls
+from stepscope.records.normal import median
 from stepscope.records.strategies import RankFullySharded, RankPipeline, RankTensorParallel
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import by_text
@@ -21,7 +22,6 @@ from stepscope.step.collectives import count_elements
 from stepscope.step.correct import scale_host
 from stepscope.step.edit import scale_tasks
 from stepscope.step.graph import Phase, StepGraph
-from stepscope.step.statistics import median
 from stepscope.step.work import Kind, rows_named
 from stepscope.trace.links import distinct, nearest_of
 

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.predict.fitted import fitted, table
+from stepscope.step.call_tree import distinct_counts, group
 from stepscope.text.words import lazy_pattern
 
 if TYPE_CHECKING:
@@ -136,8 +137,9 @@ def retime_tasks(graph: StepGraph, dur_ns: Floats, operator: Ints) -> StepGraph:
     """The graph with other durations, one for each task; `operator` is the host row of each task's
     operator, -1 if not known."""
     tasks = graph.tasks
-    pairs = np.unique(np.stack((operator, tasks.stream), axis=1)[operator >= 0], axis=0)
-    rows, streams = np.unique(pairs[:, 0], return_counts=True)
+    known = operator >= 0
+    first, _, _ = group(operator[known], tasks.stream[known])
+    rows, streams = distinct_counts(operator[known][first])
     growth = np.ones(len(dur_ns))
     for row in rows[streams > 1].tolist():  # new over old time of all kernels of the operator
         mine = operator == row

@@ -24,7 +24,7 @@ from stepscope.predict.declaration import Refused
 from stepscope.predict.fitted import fitted
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import WorkerTimes
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median
 from stepscope.records.parameter_server import (
     ConsistencyPromise,
     RequestColumns,
@@ -276,7 +276,7 @@ def draw_runs(times: WorkerTimes, *, runs: int, steps: int, seed: int = 0) -> Fl
     own = np.empty((runs, steps, len(times.workers)))
     shared: Places | None = None
     for column, series in enumerate(times.own_ns):
-        typical = float(np.median(series))
+        typical = median(series)
         if shared is None or not times.side_by_side:
             block = max(map(block_length, times.own_ns)) if times.side_by_side else None
             size = block or block_length(series)

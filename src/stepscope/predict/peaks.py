@@ -37,6 +37,7 @@ from stepscope.predict.peak_memory.peak import (
 from stepscope.predict.step_context import StepContext, current_form, in_step
 from stepscope.predict.step_spans import captured_graph, created_nodes
 from stepscope.records.memory import CapturedBackward, GraphNode, Memory
+from stepscope.records.normal import median
 from stepscope.records.prediction import PeakMemory
 from stepscope.records.trace import HostKind
 from stepscope.step.call_tree import is_channels_last, tensor_shapes
@@ -253,7 +254,7 @@ def _clears_after_forward(context: StepContext, forward: Ints) -> bool:
     if not len(forward) or not marks.any() or not nodes.any():
         return False
     cleared = host.start_ns[marks]
-    after = cleared > np.median(host.start_ns[forward])
+    after = cleared > median(host.start_ns[forward])
     return bool((after & (cleared < host.start_ns[nodes].min())).any())
 
 

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from stepscope.errors import UsageError
 from stepscope.text.figures import factor as factor_words
 from stepscope.text.figures import percent, size
-
-if TYPE_CHECKING:
-    from stepscope.records.folders import Mode
 
 # What saving memory should reach: as options of `save_memory`, and as the text of a remedy or a
 # what-if.
@@ -141,6 +138,9 @@ def batch_factor(text: str | float) -> float:
 
 _SPELLING = re.compile(r"(strong|bounded|eventual|weak)(?::(\d{1,9})|\((\d{1,9})\))?", re.ASCII)
 _DEFAULT_WINDOW = 8  # clocks that a weak reader may keep its copy
+
+
+Mode = Literal["strong", "bounded", "eventual", "weak"]
 
 
 @dataclass(frozen=True, slots=True)

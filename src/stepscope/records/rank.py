@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.normal import median
+
 if TYPE_CHECKING:
     from stepscope.records.compiled import CapturedGraph, CompilerRecord
     from stepscope.records.hardware import Profile
@@ -134,7 +136,7 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
         last = int(timed[-1]) + 1
         host_ns, device_ns = self.wall_ns[last:], self.device_ns[timed]
         if len(host_ns):
-            rest[last:] = host_ns.mean() < _HOST_PACE * float(np.median(device_ns))
+            rest[last:] = host_ns.mean() < _HOST_PACE * median(device_ns)
         return rest
 
     @property

@@ -14,13 +14,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median
 from stepscope.records.rank import MeasuredSteps
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.cuda_graphs import NODE_SPACING, scale_node_spacing
 from stepscope.step.graph import CallKind, Floats, Phase, StepGraph
 from stepscope.step.replay import step_ns
-from stepscope.step.statistics import median
 from stepscope.step.work import named, one_of
 from stepscope.text.figures import milliseconds
 from stepscope.trace.links import distinct

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from stepscope.errors import NotCapturedError
 from stepscope.records.explanation import Steps
+from stepscope.records.normal import median, medians
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
 from stepscope.step.call_tree import distinct_places
 from stepscope.step.collectives import find_callers
 from stepscope.step.intervals import Set
 from stepscope.step.phases import in_optimizer
-from stepscope.step.statistics import median, medians, quantile
+from stepscope.step.statistics import quantile
 from stepscope.step.timeline import blocking_calls
 from stepscope.step.work import DATA_LOADING, Kind, Work, launches_of, rows_named
 from stepscope.trace.links import distinct, nearest_of

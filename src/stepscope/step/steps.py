@@ -16,6 +16,7 @@ from stepscope.records.explanation import Step, Steps, StepsSource
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.arrays import Bools, Indices, Int64s
 from stepscope.step.work import DATA_LOADING, Kind, Work, below, launches_of, rows_named
+from stepscope.trace.links import distinct
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep")
 
@@ -238,7 +239,7 @@ def _list_calls(trace: Trace, work: Work) -> _OutermostCalls:
     operator = host.kind == HostKind.OPERATOR
     outermost = operator & ~below(trace, operator)
     backward = rows_named(trace, host, outermost, BACKWARD_NODE.search)
-    threads = np.unique(np.append(work.threads, host.thread[backward]))
+    threads = distinct(np.append(work.threads, host.thread[backward]))
     rows = np.flatnonzero(outermost & np.isin(host.thread, threads))
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
     return _OutermostCalls(

@@ -21,11 +21,11 @@ from stepscope.records.explanation import (
     StepTime,
     Timeline,
 )
+from stepscope.records.normal import median
 from stepscope.records.trace import ABSENT, HostKind, Trace
 from stepscope.step import intervals
 from stepscope.step.arrays import Bools, Indices, Int32s, Int64s
 from stepscope.step.intervals import Set
-from stepscope.step.statistics import median
 from stepscope.step.work import DATA_LOADING, Work, launches_of, rows_named, spans_of
 
 # The timeline that adds up: span = compute + exposed_comm + exposed_memory + idle, to the ns.

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stepscope.records.job import Clock, ClockSet, HostClock, RankPart, Rounds, RunCalls
+from stepscope.records.normal import quantile
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -250,7 +251,7 @@ def _shift(run: RunCalls, offsets: ClockOffsets) -> tuple[RunCalls, float]:
     set."""
     offset, error, known = offset_at(offsets, run.arrival_ns, run.number)
     shifted = run.arrival_ns - offset
-    usual = float(np.quantile(error[known], _USUAL)) if known.any() else 0.0
+    usual = quantile(error[known], _USUAL) if known.any() else 0.0
     if known.all():
         return replace(run, arrival_ns=shifted), usual
     kept = {name: getattr(run, name)[known] for name in ("group", "sequence", "number")}

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from stepscope.records.job import KINDS, RUN_LABEL, Clock, RankPart, Rounds
 from stepscope.records.trace import Flags, Int8, Int64
 from stepscope.trace.clock_offsets import MAX_DRIFT
+from stepscope.trace.links import distinct
 from stepscope.trace.matched_collectives import (
     MatchedCollectives,
     MatchedTransfers,
@@ -103,7 +104,7 @@ def align_clocks(
             detail="the ranks share no collective and no clock round, so their clocks cannot be "
             "compared",
         )
-    connected = np.unique(np.concatenate((edges.part, arrows.sender, arrows.receiver)))
+    connected = distinct(np.concatenate((edges.part, arrows.sender, arrows.receiver)))
     reference = min(connected.tolist(), key=lambda part: parts[part].rank)
     try:
         # Use fewer bins if some bin is too short to connect every rank to the others.

@@ -8,7 +8,6 @@ there at a time: each worker needs scratch space for its largest trace.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -131,6 +130,8 @@ def _unreadable(url: str, error: Exception) -> UnreadableInputError:
         return UnreadableInputError(f"{url}: the host refused every SSH key: {detail}")
     if isinstance(error, PermissionError):
         return UnreadableInputError(f"{url}: no permission to read it")
+    import socket
+
     if isinstance(error, socket.gaierror):
         return UnreadableInputError(f"{url}: no host has this name ({error.strerror})")
     why = getattr(error, "strerror", None) or str(error) or kind

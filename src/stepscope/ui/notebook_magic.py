@@ -172,7 +172,7 @@ class _OneLineParser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from stepscope.measure.settings import STEP_ON
+    from stepscope.records.folders import STEP_ON
 
     parser = _OneLineParser(prog=f"%%{MAGIC}", description="Capture this cell's training steps.")
     add = parser.add_argument

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.records.normal import NORMAL_95_PRECISE
+from stepscope.records.normal import NORMAL_95_PRECISE, median
 from stepscope.records.quality import MAX_MS
 from stepscope.verify.spread import (
     MOST_STEPS,
@@ -98,7 +98,7 @@ def widen_for_starts(
 def typical_step(runs: Sequence[Floats]) -> tuple[float, float, float]:
     """One side's step and its interval: the geometric mean of its runs' medians."""
     logs = [np.log(run) for run in runs]
-    medians = np.array([np.median(run) for run in logs])
+    medians = np.array([median(run) for run in logs])
     value = float(medians.mean())
     if len(runs) == 1 and len(logs[0]) >= FEW:
         low, high = _ends(quantile_spread(logs[0]))
@@ -171,7 +171,7 @@ def _compare_few_steps(a: Floats, b: Floats) -> Estimate:
     noise = pooled_noise([RunValues(a), RunValues(b)])
     assert noise is not None, "two steps on each side"
     deviation = _MEDIAN_OVER_MEAN * math.sqrt(noise.variance * (1 / len(a) + 1 / len(b)))
-    return student_interval(float(np.median(b) - np.median(a)), deviation, noise.freedom)
+    return student_interval(float(median(b) - median(a)), deviation, noise.freedom)
 
 
 def compare_value_pairs(a: Sequence[float], b: Sequence[float], rounding: float) -> Estimate:

@@ -24,7 +24,7 @@ from stepscope.records.comparison import (
     Verdict,
 )
 from stepscope.records.explanation import Explanation
-from stepscope.records.normal import NORMAL_95_PRECISE
+from stepscope.records.normal import NORMAL_95_PRECISE, median
 from stepscope.records.prediction import StepBasis
 from stepscope.text.figures import milliseconds, unsigned_percent
 from stepscope.text.words import counted
@@ -303,7 +303,7 @@ def _side(runs: Sequence[ComparedRun], steady: Sequence[SteadySteps], basis: Ste
                 path=run.path,
                 steps=len(rest.step_ms),
                 warm_up=rest.warm_up,
-                median_ms=float(np.median(rest.step_ms)),
+                median_ms=median(rest.step_ms),
                 mean_ms=float(rest.step_ms.mean()),
                 effective_steps=(mean_spread if is_mean else quantile_spread)(
                     rest.step_ms
@@ -320,7 +320,7 @@ def _side(runs: Sequence[ComparedRun], steady: Sequence[SteadySteps], basis: Ste
 def _trail(steps: Floats) -> tuple[float, ...]:
     """The steps in order; a long run becomes medians of equal stretches."""
     parts = np.array_split(steps, min(len(steps), _MOST_POINTS))
-    return tuple(float(np.median(part)) for part in parts)
+    return tuple(median(part) for part in parts)
 
 
 def _slow_steps(steps: Sequence[Sequence[Floats]], paired: bool, starts: float) -> SlowSteps | None:
@@ -348,7 +348,7 @@ def _phases(
     out = []
     for name in names:
         a, b = ([run.phases_ms[name] for run in side] for side in steady)
-        medians = [float(np.mean([np.median(run) for run in side])) for side in (a, b)]
+        medians = [float(np.mean([median(run) for run in side])) for side in (a, b)]
         if not any(medians):
             continue
         difference = median_difference(a, b, paired=paired)

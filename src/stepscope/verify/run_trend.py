@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.normal import NORMAL_95_PRECISE
+from stepscope.records.normal import NORMAL_95_PRECISE, median
 
 Floats = NDArray[np.float64]
 
@@ -128,9 +128,9 @@ def _describe(logs: Floats, skipped: int, start: int, at: int, end: int) -> RunL
     _, chance = _best_cut(logs[start:end])
     return RunLevelChange(
         at=skipped + at,
-        before_ms=float(np.exp(np.median(before))),
-        after_ms=float(np.exp(np.median(after))),
-        change=math.expm1(float(np.median(differences))),
+        before_ms=float(np.exp(median(before))),
+        after_ms=float(np.exp(median(after))),
+        change=math.expm1(median(differences)),
         low=low,
         high=high,
         chance=chance,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stepscope.records.normal import median
 from stepscope.step.statistics import block_medians, spread
 from stepscope.verify.change import median_ratio
 from stepscope.verify.spread import Floats
@@ -30,7 +31,7 @@ def warm_up(steps: Floats) -> int:
         return 0
     medians = block_medians(steps, GROUP)
     later = medians[len(medians) // 2 :]
-    middle = float(np.median(later))
+    middle = median(later)
     near = np.abs(medians - middle) <= max(_FAR * spread(later), _LEAST * middle)
     first = int(near.argmax())
     return GROUP * first if first <= _LONGEST * len(medians) else 0

@@ -40,6 +40,7 @@ from stepscope.records.compiled import (
     UnfusedPair,
 )
 from stepscope.records.hardware import Ceilings
+from stepscope.records.normal import median
 from stepscope.records.source_lines import Place
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step.arrays import Floats, Int64s
@@ -432,7 +433,7 @@ def _sum_by_region(analysis: RankAnalysis, calls: GraphCalls) -> dict[str, tuple
         name = match[1] if match else ""
         gaps = between[which == number]
         times, ns = sums.get(name, (0, 0.0))
-        sums[name] = (times + len(gaps), ns + len(gaps) * float(np.median(gaps)))
+        sums[name] = (times + len(gaps), ns + len(gaps) * median(gaps))
     return sums
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from stepscope import changes as remedies
 from stepscope.explain.findings.evidence import LOW, JobEvidence, rule
 from stepscope.explain.job.rank_part import train_apart
 from stepscope.explain.strategies.join import bound
 from stepscope.records.explanation import Finding, Remedy, Severity
 from stepscope.records.job import Cause, Job, Membership, Straggler
+from stepscope.records.normal import median
 from stepscope.records.strategies import Pipeline
 from stepscope.text.figures import factor, milliseconds, percent, size
 from stepscope.text.words import counted, sentence
@@ -111,7 +110,7 @@ def _choose_step_ms(job: Job, worst: Straggler) -> float:
     if worst.cause != "link":
         return max(times.step_ms for times in job.times)
     steps = job.step_ns[(job.step_ns > 0).all(axis=1)]
-    return float(np.median(steps.max(axis=1))) / 1e6 if len(steps) else 0.0
+    return median(steps.max(axis=1)) / 1e6 if len(steps) else 0.0
 
 
 def _begin(worst: Straggler) -> str:

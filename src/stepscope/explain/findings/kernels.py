@@ -24,12 +24,12 @@ from stepscope.explain.flops.call import read_name
 from stepscope.explain.kernels import SHORT_KERNEL_NS, Launched, by_kernel, by_operator, callers
 from stepscope.records.explanation import Finding, Remedy
 from stepscope.records.hardware import Spot, above_peak
+from stepscope.records.normal import median
 from stepscope.records.trace import DeviceKind, HostKind, Trace
 from stepscope.step.arrays import Bools, Floats, Int32s, Int64s
 from stepscope.step.call_tree import group, sum_by
 from stepscope.step.cuda_graphs import find_replayed
 from stepscope.step.phases import in_optimizer_step
-from stepscope.step.statistics import median
 from stepscope.step.work import Kind, named, one_of, rows_named
 from stepscope.text.figures import duration, milliseconds, percent, rate, significant
 from stepscope.text.words import counted, plural

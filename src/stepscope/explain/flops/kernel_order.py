@@ -17,6 +17,7 @@ from stepscope.explain.flops.call import read_name
 from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.records.trace import ABSENT
 from stepscope.step.arrays import Bools, Floats, Indices
+from stepscope.text.words import lazy_pattern
 
 # Products are the anchors: where a replay has as many of them as its recording, they are the same,
 # one by one; else the last part below finds which are which. Between two products, kernels and
@@ -363,7 +364,7 @@ MEMSET = "memset"
 COPY = "copy"
 # Kind: operators, and kernels that they launch; the first match counts.
 _KINDS = tuple(
-    (kind, re.compile(operators), re.compile(kernels))
+    (kind, lazy_pattern(operators), lazy_pattern(kernels))
     for kind, operators, kernels in (
         ("fused update", r"_fused_(?:adam|adamw|sgd|adagrad)", r"multi_tensor_apply.*fused"),
         ("list addcmul", r"_foreach_addcmul", r"multi_tensor_apply.*pointwiseop.*multiplies"),

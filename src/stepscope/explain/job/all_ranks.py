@@ -42,6 +42,7 @@ from stepscope.records.job import (
     RankPart,
     Stragglers,
 )
+from stepscope.records.normal import median, medians
 from stepscope.records.quality import Note
 from stepscope.records.trace import ABSENT
 from stepscope.step.arrays import Int64s
@@ -99,7 +100,7 @@ def join_ranks(
         slow_links = blame_links(
             host_links,
             exposed_between_hosts(parts, aligned),
-            float(np.median(whole_steps)) if whole_steps.size else 0.0,
+            median(whole_steps) if whole_steps.size else 0.0,
         )
         stragglers = decide(window, whole_run, slow_links)
     return Job(
@@ -217,7 +218,7 @@ def _typical_path(
 def _choose_drawn(ranks: tuple[int, ...], own_ns: Int64s, stragglers: Stragglers) -> list[int]:
     """Ranks worth drawing: stragglers, the slowest and fastest, then the first ones."""
     whole = (own_ns > 0).all(axis=1)
-    typical = np.median(own_ns[whole], axis=0) if whole.any() else np.zeros(len(ranks))
+    typical = medians(own_ns[whole]) if whole.any() else np.zeros(len(ranks))
     by_time = [ranks[i] for i in np.argsort(-typical, kind="stable").tolist()]
     slow = stragglers.accused
     wanted = dict.fromkeys([*slow[:3], *by_time[:2], *by_time[-2:], *ranks])

@@ -12,6 +12,7 @@ from stepscope.explain.job.hosts import hosts_of, reach_of
 from stepscope.explain.job.stragglers import LinkEvidence
 from stepscope.records.hardware import Profile
 from stepscope.records.job import KINDS, Clock, JobCollective, LastArriver, RankPart, Reach
+from stepscope.records.normal import median
 from stepscope.step.arrays import Bools, Indices, Int64s
 from stepscope.step.call_tree import group
 from stepscope.step.collectives import bus_factor
@@ -217,7 +218,7 @@ def last_arrivers(
             rank=part.rank,
             times_last=int(times[place]),
             of=compared,
-            lead_ns=int(np.median(leads[place])) if leads[place] else 0,
+            lead_ns=int(median(leads[place])) if leads[place] else 0,
             waits_ns=int(waits[place]) // max(steps, 1),
             wait_error_ns=-(-int(errors[place]) // max(steps, 1)),
         )
@@ -260,11 +261,11 @@ def _compare_with_siblings(links: Sequence[LinkEvidence]) -> Iterator[LinkEviden
     alike: dict[tuple[str, int, int], dict[str, float]] = {}
     for link in links:
         groups = alike.setdefault((link.kind, link.size_bytes, link.members), {})
-        groups[link.group] = float(np.median(link.transfer_ns))
+        groups[link.group] = median(link.transfer_ns)
     for link in links:
         groups = alike[link.kind, link.size_bytes, link.members]
         others = [typical for name, typical in groups.items() if name != link.group]
         if link.calibrated:
             yield link
         elif others:
-            yield msgspec.structs.replace(link, should_ns=float(np.median(others)))
+            yield msgspec.structs.replace(link, should_ns=median(others))

@@ -23,6 +23,7 @@ from stepscope.records.job import (
     Reach,
     Straggler,
 )
+from stepscope.records.normal import median
 from stepscope.records.quality import Note
 from stepscope.records.rank_facts import HostLink, NetworkPlace, PeerTraffic
 from stepscope.text.figures import byte_rate, duration, percent
@@ -170,7 +171,7 @@ def _add_up(
         sent_bytes=sent,
         needs_step_ns=max(_needs_ns(row) / steps for row, steps in rows_and_steps),
         steady_bytes_s=steady,
-        rate_bytes_s=max(steady, float(np.median(estimates)) if estimates else 0.0),
+        rate_bytes_s=max(steady, median(estimates) if estimates else 0.0),
         rtt_us=min((row.rtt_us for row in rows if row.rtt_us is not None), default=None),
         retransmitted=sum(row.retransmitted for row in rows),
         device_bytes_s=device_bytes_s,
@@ -196,7 +197,7 @@ def find_slow_links(links: Sequence[HostLink]) -> list[SlowLink]:
     slow = []
     for place, link in enumerate(used):
         others = used[:place] + used[place + 1 :]
-        usual = float(np.median([other.rate_bytes_s for other in others]))
+        usual = median([other.rate_bytes_s for other in others])
         if link.rate_bytes_s < SLOW * usual:
             slow.append(SlowLink(link=link, others_bytes_s=usual))
     return sorted(slow, key=lambda one: one.link.rate_bytes_s)

@@ -31,6 +31,7 @@ from stepscope.records.job import (
     Stragglers,
     WorkerTimes,
 )
+from stepscope.records.normal import median, medians
 from stepscope.step.arrays import Bools, Floats, Indices, Int64s
 from stepscope.text.figures import milliseconds, percent
 from stepscope.text.words import counted
@@ -150,7 +151,7 @@ def _beyond_clock_error(case: _Case, late: _Late, error_ns: Mapping[int, float])
 def _find_late(case: _Case, *, on_host: bool) -> _Late | None:
     """A process that runs ahead of its device may be late without anybody waiting for it, so there
     only single late steps that took longer count."""
-    typical = float(np.median(case.step_ns))
+    typical = median(case.step_ns)
     # Ranks of different groups have different work.
     cpu_wait, own = (case.cpu_wait_ns, _own_work(case)) if case.together else (None, None)
     matrices = StepMatrices(arrival_ns=case.late_ns, cpu_wait_ns=cpu_wait, own_ns=own)
@@ -178,7 +179,7 @@ def _lengthens(case: _Case, rank: LateRank) -> bool:
     """Whether late steps, or the steps after them, take longer on all ranks."""
     step = case.step_ns.min(axis=1)
     longest = np.maximum(step, np.append(step[1:], step[-1]))
-    longer = float(np.median(longest[rank.late])) - float(np.median(step))
+    longer = median(longest[rank.late]) - median(step)
     return longer >= rank.excess_ns / 2
 
 
@@ -281,7 +282,7 @@ def _stragglers(case: _Case, late: _Late) -> Stragglers:
     named = tuple(sorted((*hosts, *ranks), key=lambda one: -one.cost_ms))
     if named:
         return Stragglers(verdict="found", ranks=named, source="every step", wandering=wandering)
-    least = percent(lateness.least_ns / float(np.median(case.step_ns)))
+    least = percent(lateness.least_ns / median(case.step_ns))
     steps = counted(lateness.steps, "step")
     detail = f"none is late by more than {least} of the step in {steps} of the whole run"
     return Stragglers(verdict="none", detail=detail, source="every step", wandering=wandering)
@@ -312,7 +313,7 @@ def _straggler(case: _Case, rank: LateRank, columns: tuple[int, ...]) -> Straggl
     longer = {}
     for phase, ns in case.phases_ns.items():
         if phase != _WAITS:
-            others = np.median(np.delete(ns[rows], columns, axis=1), axis=1)
+            others = medians(np.delete(ns[rows], columns, axis=1), axis=1)
             mine = ns[rows][:, list(columns)].mean(axis=1)
             # Without the highest and the lowest tenth.
             ordered = np.sort(mine - others)
@@ -323,7 +324,7 @@ def _straggler(case: _Case, rank: LateRank, columns: tuple[int, ...]) -> Straggl
     all_longer = sum(max(ns, 0.0) for ns in longer.values())
     fed = fed_later >= max(rank.excess_ns, all_longer) / 2
     cause: Cause = "input" if fed else "compute"
-    own = float(np.median(np.delete(case.step_ns - case.wait_ns, columns, axis=1)))
+    own = median(np.delete(case.step_ns - case.wait_ns, columns, axis=1))
     kind: LatenessKind = "constant" if rank.constant else "intermittent"
     # The phase that explains most of the lateness, if one does.
     known = {phase: ns for phase, ns in longer.items() if phase in _PHASES and phase != "data"}
@@ -372,7 +373,7 @@ def _how_often(rank: LateRank, steps: int, of: int, ranks: int) -> tuple[str, ..
 def _describe_wandering(case: _Case, rank: LateRank) -> Straggler:
     steps, of = int(rank.late.sum()), len(rank.late)
     one_in = max(1, round(of / max(steps, 1)))
-    own = float(np.median(case.step_ns - case.wait_ns))
+    own = median(case.step_ns - case.wait_ns)
     return Straggler(
         rank=None,
         cause="compute",
@@ -397,7 +398,7 @@ def _waiting_for_cores(case: _Case, rank: LateRank) -> tuple[str, ...]:
         return ()
     last = case.late_ns.argmax(axis=1)
     rows = np.arange(len(last))
-    usual = float(np.median(case.cpu_wait_ns))
+    usual = median(case.cpu_wait_ns)
     waited = float(np.mean((case.cpu_wait_ns[rows, last] - usual)[rank.late]))
     if waited < rank.excess_ns / 2:
         return ()
@@ -463,7 +464,7 @@ def waits_by_step(arrivals: RunArrivals) -> dict[int, tuple[Int64s, Int64s]]:
 
 def _join_group(runs: Mapping[int, RunCalls], name: str, *, blocking: bool) -> _GroupSteps | None:
     calls = {rank: _calls_of(run, name) for rank, run in runs.items() if name in run.groups}
-    usual = float(np.median([len(sequence) for sequence, _, _ in calls.values()]))
+    usual = median([len(sequence) for sequence, _, _ in calls.values()])
     members = [rank for rank in sorted(calls) if len(calls[rank][0]) > _CUT_LOG * usual]
     if len(members) < 2:
         return None
@@ -477,7 +478,7 @@ def _join_group(runs: Mapping[int, RunCalls], name: str, *, blocking: bool) -> _
     first = arrival.min(axis=1, keepdims=True)
     since = (arrival - first).astype(float)  # exact: the differences are small
     number = calls[members[0]][2][places[0]]
-    late = since - np.median(since, axis=1, keepdims=True)
+    late = since - medians(since, axis=1)[:, None]
     spread = since.max(axis=1)
     wait = spread[:, None] - since
     if blocking:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.records.normal import NORMAL_MAD
+from stepscope.records.normal import NORMAL_MAD, median, medians
 from stepscope.step.arrays import Bools, Floats
 from stepscope.step.statistics import spread
 
@@ -95,7 +95,7 @@ def find_late(
     if steps < LEAST_STEPS or ranks < 2 or step_ns <= 0:
         return None
     late_ns = arrival_ns - median_of_others(arrival_ns)
-    calm = late_ns - np.median(late_ns, axis=0)
+    calm = late_ns - medians(late_ns)
     single = _sticking_out(calm, arrival_ns, step_ns)
     usual: Bools = np.logical_not(single.any(axis=1))
     if usual.sum() < LEAST_STEPS:  # the single ones are no exceptions
@@ -161,7 +161,7 @@ def _always_late(
             late &= agrees.excess_ns >= LEAST_LATE * step_ns
         tests |= dict.fromkeys(np.flatnonzero(late).tolist(), test)
     known = (as_it_was, with_cores) if with_cores is not None else (as_it_was,)
-    least_ns = min(float(np.median(test.least_ns)) for test in known)
+    least_ns = min(median(test.least_ns) for test in known)
     late_ranks = []
     for place, test in tests.items():
         arrived = float(as_it_was.excess_ns[place])
@@ -185,9 +185,9 @@ def _always_late(
 
 
 def _test_always(arrival_ns: Floats, step_ns: float) -> _Always:
-    since = arrival_ns - np.median(arrival_ns, axis=1, keepdims=True)
-    middle = np.median(since, axis=0)
-    noise = NORMAL_MAD * float(np.median(np.abs(since - middle)))
+    since = arrival_ns - medians(arrival_ns, axis=1)[:, None]
+    middle = medians(since)
+    noise = NORMAL_MAD * median(np.abs(since - middle))
     since = np.clip(since, middle - _CLIPPED * noise, middle + _CLIPPED * noise)
     blocks = np.array_split(since, min(_MOST_BLOCKS, max(4, len(since) // _BLOCK)))
     means = np.array([block.mean(axis=0) for block in blocks])
@@ -195,7 +195,7 @@ def _test_always(arrival_ns: Floats, step_ns: float) -> _Always:
     error, freedom = _error_of_mean(against)
     excess, ranks = against.mean(axis=0), against.shape[1]
     if ranks >= _FEW_RANKS:  # skewed noise makes all ranks late against the median of the others
-        excess = excess - np.median(excess)
+        excess = excess - median(excess)
     in_errors = (excess / np.maximum(error, 1e-9)).tolist()
     chance = [ranks * _p_value(one, freedom) for one in in_errors]
     by_chance = _student(_FALSE_ALARM / ranks, freedom) * error
@@ -246,7 +246,7 @@ def _stands_apart(excess_ns: Floats, place: int) -> bool:
         return True
     if len(others) < _FEW_RANKS - 1:
         return bool(excess_ns[place] - others.max() > np.ptp(others))
-    middle = float(np.median(others))
+    middle = median(others)
     return bool(excess_ns[place] - middle > _MADS * spread(others))
 
 
@@ -255,7 +255,7 @@ def _stands_apart(excess_ns: Floats, place: int) -> bool:
 
 def _sticking_out(calm: Floats, arrival_ns: Floats, step_ns: float) -> Bools:
     """Steps that waited for this rank, and for far longer than usual."""
-    noise = NORMAL_MAD * float(np.median(np.median(np.abs(calm), axis=0)))
+    noise = NORMAL_MAD * median(medians(np.abs(calm)))
     last = np.zeros(calm.shape, np.bool_)
     last[np.arange(len(calm)), arrival_ns.argmax(axis=1)] = True
     out: Bools = last & (calm > max(_STICKS_OUT * noise, _LEAST_SINGLE * step_ns))
@@ -294,7 +294,7 @@ def _single_lateness(
     arrival_ns: Floats, calm: Floats, single: Bools, place: int, chance: float
 ) -> LateRank:
     excess = np.where(single, calm, 0.0)
-    typical = float(np.median(calm[single]))
+    typical = median(calm[single])
     return LateRank(
         place=place,
         constant=False,
@@ -454,7 +454,7 @@ def _all_late(matrices: StepMatrices, host: HostColumns, late: LateRank, step_ns
     arrival, cpu_wait = matrices.arrival_ns, matrices.cpu_wait_ns
     if not late.constant:
         since = _after_other_hosts(arrival, host)
-        longer = np.median(since[late.late], axis=0) - np.median(since, axis=0)
+        longer = medians(since[late.late]) - medians(since)
         return bool(longer.min() >= _ALIKE * late.excess_ns)
     as_it_was = _middle_mean(_after_other_hosts(arrival, host))
     if cpu_wait is None:
@@ -497,7 +497,7 @@ def _recost(arrival_ns: Floats, host: HostColumns, late: LateRank) -> LateRank:
 def _levelled(matrix: Floats, late: Sequence[LateHost]) -> Floats:
     """The ranks of these hosts brought to the level of all others: by one amount for each host."""
     late_columns = [column for one in late for column in one.host.columns]
-    middle = np.median(matrix, axis=0)
+    middle = medians(matrix)
     usual = np.delete(middle, late_columns)
     levelled = matrix.copy()
     for one in late if len(usual) else ():

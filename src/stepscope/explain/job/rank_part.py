@@ -21,6 +21,7 @@ from stepscope.records.job import (
     RankTimes,
     RunCalls,
 )
+from stepscope.records.normal import median
 from stepscope.records.rank import StepColumns
 from stepscope.records.trace import HostKind, Trace
 from stepscope.step import intervals
@@ -66,7 +67,7 @@ def typical_step(pace: RankSteps) -> RankTimes:
     """Medians over the recorded steps; all zero where there are none."""
 
     def median_ms(column: Int64s) -> float:
-        return float(np.median(column)) / 1e6 if len(column) else 0.0
+        return median(column) / 1e6 if len(column) else 0.0
 
     step, own = median_ms(pace.dur_ns), median_ms(pace.own_ns)
     return RankTimes(

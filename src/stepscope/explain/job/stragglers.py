@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from stepscope.explain.job.hosts import HostColumns, columns_by_host
 from stepscope.explain.job.lateness import median_of_others
 from stepscope.records.job import Cause, Job, RankTimes, Straggler, Stragglers
+from stepscope.records.normal import median, medians
 from stepscope.step.arrays import Floats, Int64s
 from stepscope.text.figures import duration, factor, percent, signed_percent, size
 from stepscope.text.words import counted
@@ -83,7 +84,7 @@ def find_stragglers(
         )
     # Every rank's own time and input of its typical step, in nanoseconds.
     if not times:
-        shown: tuple[Floats, Floats] = (np.median(own, axis=0), np.median(loading, axis=0))
+        shown: tuple[Floats, Floats] = (medians(own), medians(loading))
     else:
         own_ms, input_ms = np.array([(rank.own_ms, rank.input_ms) for rank in times]).T
         shown = (own_ms * 1e6, input_ms * 1e6)
@@ -165,13 +166,13 @@ def _slow_hosts(
 def _slow_alike(own: Floats, mine: list[int]) -> bool:
     """Whether each of these ranks takes longer than the ranks of other hosts, by about as much."""
     others = np.delete(own, mine, axis=1).mean(axis=1, keepdims=True)
-    excess = np.median(own[:, mine] / others, axis=0) - 1
+    excess = medians(own[:, mine] / others) - 1
     return bool(excess.min() > max(LEAST_EXCESS, _ALIKE * float(excess.max())))
 
 
 def _levelled(matrix: Floats, mine: list[int]) -> Floats:
     """These ranks as fast as the others, each by the same factor at every step."""
-    level = np.median(np.delete(matrix, mine, axis=1)) / max(float(np.median(matrix[:, mine])), 1.0)
+    level = median(np.delete(matrix, mine, axis=1)) / max(median(matrix[:, mine]), 1.0)
     levelled = matrix.copy()
     levelled[:, mine] *= level
     return levelled
@@ -181,7 +182,7 @@ def _slow_ranks(
     ranks: Sequence[int], own: Floats, loading: Floats, shown: tuple[Floats, Floats]
 ) -> tuple[list[Straggler], str]:
     excess = np.log(own) - np.log(median_of_others(own))
-    typical = np.median(excess, axis=0)
+    typical = medians(excess)
     noise_level = _noise_level(excess)
     often = (np.expm1(excess) > LEAST_EXCESS).mean(axis=0) > 0.5
     slow = (np.expm1(typical) > LEAST_EXCESS) & often
@@ -189,10 +190,8 @@ def _slow_ranks(
         for rank in np.flatnonzero(slow).tolist():
             # More than 3.5 times the others' median distance from their own median.
             others = np.delete(typical, rank)
-            middle = np.median(others)
-            slow[rank] = bool(
-                typical[rank] - middle > MOST_MADS * np.median(np.abs(others - middle))
-            )
+            middle = median(others)
+            slow[rank] = bool(typical[rank] - middle > MOST_MADS * median(np.abs(others - middle)))
     sure = slow & (typical > noise_level)
     on_the_whole = shown[0] / np.maximum(median_of_others(shown[0][None])[0], 1.0) - 1
     stragglers = [
@@ -218,7 +217,7 @@ def _noise_level(excess: Floats) -> float:
     freedom = (ranks - 1) * (steps - 1)
     variances = excess.var(axis=0, ddof=1)
     if freedom >= 30:  # the median rank's, so that hiccups of a few ranks do not count
-        variance = float(np.median(variances)) / (1 - 2 / (9 * (steps - 1))) ** 3
+        variance = median(variances) / (1 - 2 / (9 * (steps - 1))) ** 3
     else:
         variance = float(variances.mean())
     prior = _PRIOR_NOISE**2 * (1 + 1.57 / (ranks - 1))
@@ -248,8 +247,8 @@ def _straggler(
 ) -> Straggler:
     longer = own[:, rank] - median_of_others(own)[:, rank]
     fed_later = loading[:, rank] - median_of_others(loading)[:, rank]
-    cause: Cause = "input" if np.median(fed_later) >= np.median(longer) / 2 else "compute"
-    usual, usual_input = (float(np.median(np.delete(times, rank))) for times in shown)
+    cause: Cause = "input" if median(fed_later) >= median(longer) / 2 else "compute"
+    usual, usual_input = (median(np.delete(times, rank)) for times in shown)
     cost, of_input = float(shown[0][rank]) - usual, float(shown[1][rank]) - usual_input
     slowdown = float(shown[0][rank] / usual)
     often = int((np.expm1(excess[:, rank]) > LEAST_EXCESS).sum())
@@ -272,7 +271,7 @@ def _straggler(
 
 def _slow_links(links: Sequence[LinkEvidence], step_ns: Int64s) -> list[Straggler]:
     """The groups whose transfers take longer than they should, where that costs enough."""
-    step = float(np.median(step_ns)) if step_ns.size else 0.0
+    step = median(step_ns) if step_ns.size else 0.0
     by_group: dict[str, list[LinkEvidence]] = {}
     for link in links:
         by_group.setdefault(link.group, []).append(link)
@@ -296,7 +295,7 @@ def _judge_link(group: str, links: list[LinkEvidence], step_ns: float) -> Stragg
         return None
     worst = max(links, key=lambda link: float(link.transfer_ns.sum()))
     against = "calibrated" if worst.calibrated else "in the other groups"
-    typical = float(np.median(worst.transfer_ns))
+    typical = median(worst.transfer_ns)
     return Straggler(
         rank=None,
         group=group,

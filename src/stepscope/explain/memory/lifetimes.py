@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from stepscope.records.explanation import Steps
 from stepscope.records.memory import CATEGORIES, Growth, MemoryTimeline, PhaseSpan
+from stepscope.records.normal import median
 from stepscope.records.trace import ABSENT, HostKind, Trace
 from stepscope.step.arrays import Int8s, Int32s, Int64s
 from stepscope.step.phases import in_optimizer_step
-from stepscope.step.statistics import median
 from stepscope.step.work import rows_named
 from stepscope.trace.links import nearest_of
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.job import Job
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median
 from stepscope.records.quality import Note
 from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns
 from stepscope.records.run import (
@@ -349,15 +349,15 @@ def measure_spread(
     timed = [(run.times.mean_ms, run.rank) for run in traced if run.times is not None]
     timed += [(rank.mean_ms, rank.rank) for rank in untraced if rank.mean_ms is not None]
     means = [mean for mean, _ in timed]
-    median = float(np.median(means)) if means else None
-    longer = [(mean, rank) for mean, rank in timed if mean > (1 + _LONGER) * (median or 0.0)]
+    middle = median(means) if means else None
+    longer = [(mean, rank) for mean, rank in timed if mean > (1 + _LONGER) * (middle or 0.0)]
     slowest = sorted(longer, key=lambda pair: (-pair[0], pair[1]))[:_SLOWEST]
     return RankSpread(
         ranks=len(steps),
         fewest_steps=min(steps),
         most_steps=max(steps),
         least_mean_ms=min(means, default=None),
-        median_mean_ms=median,
+        median_mean_ms=middle,
         most_mean_ms=max(means, default=None),
         slowest=tuple(rank for _, rank in slowest),
     )

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from stepscope.explain.hang import hang_now
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.explain.whole_run.stalls import find_steady
+from stepscope.records.normal import median
 from stepscope.records.rank import StepColumns
 from stepscope.records.run import LiveRank, LiveRun, LiveStatus, RankRun, RunTimes
 from stepscope.step.statistics import lower_median
@@ -264,7 +265,7 @@ def _progress(
 
 
 def _median_s(recent: StepColumns) -> float:
-    return float(np.median(recent.wall_ns)) / 1e9
+    return median(recent.wall_ns) / 1e9
 
 
 def _patience_s(recent: StepColumns) -> float:

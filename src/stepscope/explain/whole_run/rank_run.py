@@ -22,6 +22,7 @@ from stepscope.explain.whole_run.stalls import (
     without_waits,
 )
 from stepscope.explain.whole_run.step_levels import change_places, find_step_levels, robust_slope
+from stepscope.records.normal import median, quantile
 from stepscope.records.rank import USUAL_PHASES, MeasuredSteps, StepColumns
 from stepscope.records.rank_facts import HostStepTimes
 from stepscope.records.run import (
@@ -37,7 +38,7 @@ from stepscope.records.run import (
 )
 from stepscope.step.arrays import Bools, Floats
 from stepscope.step.graph import QUEUE_DEPTH
-from stepscope.step.statistics import lower_median, mean_interval, median, spread
+from stepscope.step.statistics import lower_median, mean_interval, spread
 
 _MOST_NUMBERS = 10
 _NEARLY_ALL = 0.9
@@ -150,7 +151,7 @@ def _measured_waits(steps: StepColumns, steady: Bools) -> dict[StallCause, Float
             # ready to run.
             data = waits["data"]
             core_wait = waits["operating_system"]
-            usual = np.minimum(data, np.median(data)) if len(data) else data
+            usual = np.minimum(data, median(data)) if len(data) else data
             crowded = core_wait > _NEARLY_ALL * (data - usual)
             waits["data"] = np.where(crowded, np.maximum(usual, data - core_wait), data)
     return waits
@@ -178,9 +179,9 @@ def _step_times(step_ns: Floats, level: Floats, split: StallSplit) -> StepTimes:
         mean_ms=split.mean_ns / 1e6,
         low_ms=low / 1e6,
         high_ms=high / 1e6,
-        median_ms=float(np.median(step_ns)) / 1e6,
+        median_ms=median(step_ns) / 1e6,
         typical_ms=split.typical_ns / 1e6,
-        p99_ms=float(np.quantile(step_ns, 0.99)) / 1e6,
+        p99_ms=quantile(step_ns, 0.99) / 1e6,
         longest_ms=float(step_ns.max()) / 1e6,
         variation=spread(calm),
     )
@@ -217,7 +218,7 @@ def sum_up_stalls(
         steps=len(places),
         cost_ms=cost / 1e6,
         share=cost / mean_ns if mean_ns else 0.0,
-        typical_ms=float(np.median(excess[places])) / 1e6 if len(places) else 0.0,
+        typical_ms=median(excess[places]) / 1e6 if len(places) else 0.0,
         longest_ms=float(excess.max()) / 1e6 if len(places) else 0.0,
         period=period.steps if period else None,
         numbers=tuple(numbers[longest].tolist()),
@@ -258,7 +259,7 @@ def _parts_ms(steps: StepColumns, steady: Bools, level: slice) -> dict[str, floa
     """Phases of a typical step. Waits for a core are read now and then, so only their mean says
     how long they are."""
     parts = {
-        phase: float(np.median(steps.phases_ns[phase][steady][level])) / 1e6
+        phase: median(steps.phases_ns[phase][steady][level]) / 1e6
         for phase in USUAL_PHASES
         if phase in steps.phases_ns and level.stop > level.start
     }
@@ -320,7 +321,7 @@ def _keeps_rising(numbers: Floats, floor: Floats) -> bool:
     rises = np.diff(at)
     third = _PIECES // 3
     goes_on = rises[-third:].sum() >= _GOES_ON * rises[:third].sum()
-    return bool(rises.min() > 0 and goes_on and rises.min() >= _STEADY * np.median(rises))
+    return bool(rises.min() > 0 and goes_on and rises.min() >= _STEADY * median(rises))
 
 
 def _measure(numbers: Floats, alive: Floats, of: Literal["device", "host"]) -> MemoryGrowth | None:
@@ -368,8 +369,8 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
         steps=run.times.steps,
         steps_ns=tuple(times[:: 1 + (len(times) - 1) // _MOST_TIMES].tolist()),
         step_ns=round(1e6 * run.times.typical_ms),
-        wall_ns=round(float(np.median(steps.wall_ns[calm]))),
-        device_ns=round(float(np.median(device))) if len(device) else None,
+        wall_ns=round(median(steps.wall_ns[calm])),
+        device_ns=round(median(device)) if len(device) else None,
         phases_ns=_median_phases(steps, calm),
         data_ns=mean_wait,
         host_ns=_median_phases(steps, _ran_ahead(steps, steady)),
@@ -380,7 +381,7 @@ def _median_phases(steps: StepColumns, chosen: Bools) -> dict[str, int]:
     if not chosen.any():
         return {}
     return {
-        phase: round(float(np.median(column[chosen]))) if column is not None else 0
+        phase: round(median(column[chosen])) if column is not None else 0
         for phase in USUAL_PHASES
         for column in (steps.phases_ns.get(phase),)
     }
@@ -493,7 +494,7 @@ def _phase_ns(
     column = steps.phases_ns.get(phase, np.zeros(len(steps), np.int64))
     own_ns = [float(getattr(step, f"{phase}_ns")) for step in own] if phase in _PHASES else []
     kinds = (np.concatenate((column[free], own_ns)), column[plain])
-    return min((float(np.quantile(kind, _DISTURBED)) for kind in kinds if len(kind)), default=0.0)
+    return min((quantile(kind, _DISTURBED) for kind in kinds if len(kind)), default=0.0)
 
 
 def _free(steps: StepColumns, launches: int) -> Bools:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.normal import median, quantile
 from stepscope.records.rank import StepColumns
 from stepscope.records.run import STALL_CAUSES, StallCause
 from stepscope.step.arrays import Bools, Floats, Int64s
@@ -112,10 +113,10 @@ def without_waits(step_ns: Floats, waits: Mapping[StallCause, Floats]) -> Floats
     for cause in _PAUSES:
         if cause in waits and len(step_ns):
             beyond += _beyond_short(waits[cause])
-    waited = beyond > LEAST_EXCESS * (np.median(step_ns) if len(step_ns) else 0.0)
+    waited = beyond > LEAST_EXCESS * (median(step_ns) if len(step_ns) else 0.0)
     if not waited.any() or waited.mean() > _MOST_WAIT:
         return step_ns
-    calm = float(np.median(step_ns[~waited]))
+    calm = median(step_ns[~waited])
     return np.where(waited, np.maximum(step_ns - beyond, np.minimum(step_ns, calm)), step_ns)
 
 
@@ -126,7 +127,7 @@ def short_waits(wait: Floats) -> Floats:
     only one stretch is there, and shorter ones count too."""
     length = max(_FEWEST_IN_STRETCH, len(wait) // _STRETCH)
     if len(wait) < 2 * length:
-        return np.full(len(wait), np.quantile(wait, _SHORT_WAITS))
+        return np.full(len(wait), quantile(wait, _SHORT_WAITS))
     short = _short_on_either_side(wait, length)
     place = np.arange(len(wait))
     at_an_end = np.minimum(place, len(wait) - 1 - place) < length
@@ -176,7 +177,7 @@ def _measured_pauses(
         wait = _beyond_short(waits[cause])
         least = LEAST_EXCESS * level
         if cause in _WAITS:
-            usual = rest - np.minimum(wait, rest) if hidden else wait[wait <= np.median(wait)]
+            usual = rest - np.minimum(wait, rest) if hidden else wait[wait <= median(wait)]
             least = np.maximum(least, _STALL_DEVIATIONS * spread(usual))
         most = np.minimum(left, longer) if cause == "collective" else left
         pauses[cause] = np.where(wait > least, np.minimum(most, wait), 0.0)
@@ -204,7 +205,7 @@ def _beyond_short(wait: Floats) -> Floats:
 
 def _beyond_typical(wait: Floats, stalled: Bools) -> Floats:
     calm = wait[~stalled]
-    typical = float(np.median(calm)) if len(calm) else 0.0
+    typical = median(calm) if len(calm) else 0.0
     return np.maximum(wait - typical, 0.0)
 
 
@@ -237,7 +238,7 @@ def find_steady(steps: StepColumns) -> tuple[Bools, int]:
     """Which steps count, and how many of the first ones are warm-up."""
     # Which steps have a backward pass; all, where most seem to have none.
     backward = steps.phases_ns.get("backward")
-    if backward is None or not np.median(backward):
+    if backward is None or not median(backward):
         have_passes: Bools = np.ones(len(steps), np.bool_)
     else:
         passes: Bools = backward > 0
@@ -278,7 +279,7 @@ def warm_up(steps: Floats) -> int:
 def _slow_beginning(times: Floats, least: float) -> int:
     """How many of the first ones lie far above the second half."""
     later = times[len(times) // 2 :]
-    middle = float(np.median(later))
+    middle = median(later)
     calm = times - middle <= max(_FAR * spread(later), least * middle)
     first = int(calm.argmax())
     return first if first <= _LONGEST * len(times) else 0

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median, medians
 from stepscope.records.run import InputEffect, LevelChange, Trend
 from stepscope.step.arrays import Floats, Int64s
 from stepscope.step.statistics import block_medians, spread
@@ -38,7 +38,7 @@ def _explain(step_ns: Floats, elements: Int64s | None) -> tuple[InputEffect | No
     if elements is None or not len(step_ns):
         return None, np.ones(len(step_ns))
     inputs, expected = explain_by_inputs(step_ns, elements.astype(np.float64))
-    return inputs, expected / max(float(np.median(expected)), 1.0)
+    return inputs, expected / max(median(expected), 1.0)
 
 
 def find_step_levels(
@@ -54,7 +54,7 @@ def find_step_levels(
     if inputs is not None and changes:
         # Now that the levels are known, the inputs' own part is clearer, and then the levels are.
         level = typical_levels(alike, numbers, changes)
-        inputs, expected = _explain(step_ns / level * float(np.median(level)), elements)
+        inputs, expected = _explain(step_ns / level * median(level), elements)
         alike = step_ns / expected
         changes = find_level_changes(alike, numbers)
     trend = find_trend(alike, change_places(numbers, changes))
@@ -137,7 +137,7 @@ def typical_levels(
     level: Floats = step_ns - drift
     for start, end in itertools.pairwise([0, *change_places(numbers, changes), len(step_ns)]):
         if end > start:
-            level[start:end] = np.median(level[start:end])
+            level[start:end] = median(level[start:end])
     level += drift
     return level
 
@@ -236,7 +236,7 @@ def _locate(
     """The likeliest step for the change, and the interval of likely ones. None where the steps
     themselves change too little, or stay off together for so long that chance may have made it."""
     start, about, end = edges
-    before, after = float(np.median(logs[start:about])), float(np.median(logs[about:end]))
+    before, after = median(logs[start:about]), median(logs[about:end])
     residuals = np.concatenate((logs[start:about] - before, logs[about:end] - after))
     together = staying_power(residuals, noise)
     error = MEDIAN_COST * noise * math.sqrt(together * (1 / (about - start) + 1 / (end - about)))
@@ -245,8 +245,8 @@ def _locate(
         return None
     # Where steps drift, only those near the change lie at its levels.
     near = max(_NEAR, 5 * _block_size(len(logs)))
-    just_before = float(np.median(logs[max(start, about - near) : about]))
-    just_after = float(np.median(logs[about : min(end, about + near)]))
+    just_before = median(logs[max(start, about - near) : about])
+    just_after = median(logs[about : min(end, about + near)])
     # Half-way to the neighbouring changes, so that changes stay in order.
     first, last = (start + about) // 2, (about + end) // 2
     noise = max(noise, spread(logs[first:about] - before), spread(logs[about:last] - after))
@@ -309,7 +309,7 @@ def explain_by_inputs(step_ns: Floats, elements: Floats) -> tuple[InputEffect | 
     where elements explain nothing or are not known (0). Steps that are long because their batch is
     long are no stalls."""
     fit = _fit(step_ns, elements)
-    expected = np.full(len(step_ns), float(np.median(step_ns)) if len(step_ns) else 0.0)
+    expected = np.full(len(step_ns), median(step_ns) if len(step_ns) else 0.0)
     if fit is None:
         return None, expected
     known = elements[elements > 0]
@@ -351,16 +351,16 @@ def _fit(step_ns: Floats, elements: Floats) -> _Fit | None:
     )
     groups = list(zip(edges.tolist(), [*edges[1:].tolist(), len(x)], strict=True))
     middle = np.array([sorted_x[start:end].mean() for start, end in groups])
-    median = np.array([np.median(sorted_times[start:end]) for start, end in groups])
+    typical = np.array([median(sorted_times[start:end]) for start, end in groups])
     weight = np.array([end - start for start, end in groups], np.float64)
     if len(groups) < 2:
         line = _least_squares(x, times, 1)
     else:
-        line = _least_squares(middle, median, 1, weight)
+        line = _least_squares(middle, typical, 1, weight)
     near = np.ones(len(x), np.bool_)
     for _ in range(_ROUNDS):
         off = times - _polynomial(line, x)
-        near = np.abs(off) <= max(_FAR * spread(off), 1e-3 * float(np.median(times)))
+        near = np.abs(off) <= max(_FAR * spread(off), 1e-3 * median(times))
         if not _vary(counts[near]):
             return None
         line = _least_squares(x[near], times[near], 1)
@@ -403,7 +403,7 @@ def _sample(places: NDArray[np.intp]) -> NDArray[np.intp]:
 def _vary(counts: Floats) -> bool:
     if len(counts) < _FEWEST:
         return False
-    return int((counts != np.median(counts)).sum()) >= _FEWEST_OFF
+    return int((counts != median(counts)).sum()) >= _FEWEST_OFF
 
 
 def _least_squares(x: Floats, times: Floats, degree: int, weight: Floats | None = None) -> Floats:
@@ -442,10 +442,10 @@ def find_trend(values: Floats, cuts: Sequence[int] = ()) -> Trend | None:
     slopes, score, deviation = _compare_pairs(blocks, level)
     if not len(slopes):
         return None
-    slope = float(np.median(slopes))
+    slope = median(slopes)
     rest = _without_levels(blocks - slope * np.arange(n), level)
     deviation *= math.sqrt(staying_power(rest, 10 * spread(rest)))
-    start = float(np.median((blocks - slope * np.arange(n))[level == 0])) - slope / 2
+    start = median((blocks - slope * np.arange(n))[level == 0]) - slope / 2
     if abs(score) < _SURE_OF_TREND * deviation or start <= 0 or _jumps(blocks, level, slope):
         return None
     growth = slope * n / start
@@ -479,7 +479,7 @@ def robust_slope(values: Floats) -> tuple[float, float, float]:
     level = np.zeros(len(blocks), np.intp)
     slopes, _, deviation = _compare_pairs(blocks, level)
     low, high = _interval(slopes, deviation)
-    return float(np.median(slopes)) / size, low / size, high / size
+    return median(slopes) / size, low / size, high / size
 
 
 def _compare_pairs(blocks: Floats, level: NDArray[np.intp]) -> tuple[Floats, float, float]:
@@ -507,7 +507,7 @@ def _without_levels(blocks: Floats, level: NDArray[np.intp]) -> Floats:
     rest = blocks.copy()
     for one in range(int(level[-1]) + 1):
         if (level == one).any():
-            rest[level == one] -= np.median(blocks[level == one])
+            rest[level == one] -= median(blocks[level == one])
     return rest
 
 
@@ -518,7 +518,7 @@ def _jumps(blocks: Floats, level: NDArray[np.intp], slope: float) -> bool:
     n = len(part)
     rest = part - slope * np.arange(n)
     limit = 4 * spread(rest)
-    part = np.clip(rest, np.median(rest) - limit, np.median(rest) + limit) + slope * np.arange(n)
+    part = np.clip(rest, median(rest) - limit, median(rest) + limit) + slope * np.arange(n)
     if n < 4:
         return False
     left = np.arange(2, n - 1)
@@ -556,7 +556,7 @@ def without_outliers(blocks: Floats, noise: float) -> Floats:
     if len(blocks) < 2 * _REACH + 1:
         return blocks
     padded = np.pad(blocks, _REACH, mode="edge")
-    local = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * _REACH + 1), axis=1)
+    local = medians(np.lib.stride_tricks.sliding_window_view(padded, 2 * _REACH + 1), axis=1)
     clipped: Floats = np.clip(blocks, local - 3 * noise, local + 3 * noise)
     return clipped
 

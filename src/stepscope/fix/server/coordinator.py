@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.server import messages as msg
 from stepscope.fix.server.membership import (
+    CheckpointCut,
+    ClockClosed,
     ClockTable,
     CoordinatorSurroundings,
+    MemberChange,
     MemberClock,
     ShardDirectory,
     Timing,
     run_in_background,
 )
-from stepscope.records.folders import CheckpointCut, ClockClosed, MemberChange
 
 if TYPE_CHECKING:
     from stepscope.fix.server.shard_state import ShardSnapshot

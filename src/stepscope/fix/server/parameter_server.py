@@ -15,7 +15,7 @@ import torch
 
 from stepscope.errors import UsageError
 from stepscope.fix.server import messages as msg
-from stepscope.fix.server.membership import Timing
+from stepscope.fix.server.membership import CheckpointCut, Timing
 from stepscope.fix.server.messages import Compression, flatten, shard_layouts
 from stepscope.fix.server.ray_actors import (
     NAMESPACE,
@@ -36,7 +36,6 @@ from stepscope.fix.server.shard_state import (
 )
 from stepscope.fix.server.worker import Worker
 from stepscope.records.change_values import Consistency
-from stepscope.records.folders import CheckpointCut
 
 # An ordinary training loop as a worker: its optimizer's step goes to the server.
 

@@ -18,21 +18,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.server import messages as msg
 from stepscope.fix.server.coordinator import Coordinator
-from stepscope.fix.server.membership import Timing
-from stepscope.fix.server.messages import Compression, Layout
-from stepscope.fix.server.shard import ShardServer
-from stepscope.fix.server.shard_state import OptimizerRecipe, ShardRecipe, ShardSnapshot, save_cut
-from stepscope.records.folders import (
-    COORDINATOR_FILE,
-    SERVER_FILE,
-    SERVER_FOLDER,
+from stepscope.fix.server.membership import (
     ServerEvent,
     ServerFacts,
     ShardFacts,
     ShardRestored,
+    Timing,
     event_line,
     shard_file,
 )
+from stepscope.fix.server.messages import Compression, Layout
+from stepscope.fix.server.shard import ShardServer
+from stepscope.fix.server.shard_state import OptimizerRecipe, ShardRecipe, ShardSnapshot, save_cut
+from stepscope.records.folders import COORDINATOR_FILE, SERVER_FILE, SERVER_FOLDER
 
 if TYPE_CHECKING:
     from stepscope.records.change_values import Consistency

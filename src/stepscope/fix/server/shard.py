@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from stepscope.fix.server import messages as msg
+from stepscope.fix.server.membership import PullServed, ServerEvent, UpdateApplied
 from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot, ShardState
-from stepscope.records.folders import PullServed, ServerEvent, UpdateApplied
 
 _POLL_S = 2.0  # an answer that has to wait is asked for again after so long
 _RETRY_S = 0.2

@@ -15,9 +15,9 @@ import torch
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.server import messages as msg
+from stepscope.fix.server.membership import Pull, Push, ServerEvent, worker_file
 from stepscope.fix.server.messages import GradientPacker, as_tensor, unflatten
 from stepscope.fix.server.ray_actors import EventLog, RayNetwork, ServerSetup
-from stepscope.records.folders import Pull, Push, ServerEvent, worker_file
 
 if TYPE_CHECKING:
     from stepscope.records.change_values import Consistency

@@ -19,6 +19,7 @@ from stepscope.predict.declaration import (
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.step_context import StepContext, is_compiled
 from stepscope.predict.step_spans import BlockSpan, find_block_spans
+from stepscope.records.normal import median
 from stepscope.step.edit import Selection, insert, remove
 from stepscope.step.graph import CallKind, Phase
 from stepscope.step.replay import step_ns
@@ -217,7 +218,7 @@ def _block_gaps(gap_ns: Floats, repeated: Ints) -> Floats:
     """What comes before the first block (waiting for data, for example) is not repeated."""
     gaps: Floats = gap_ns[repeated]
     first = int(repeated.argmin())
-    gaps[first] = min(gaps[first], float(np.median(gaps)))
+    gaps[first] = min(gaps[first], median(gaps))
     return gaps
 
 

@@ -16,7 +16,7 @@ from stepscope.predict.parameter_server import describe_promise, promise_through
 from stepscope.predict.step_context import StepContext
 from stepscope.records.change_values import Consistency
 from stepscope.records.job import Job, Straggler, Stragglers, WorkerTimes
-from stepscope.records.normal import NORMAL_95
+from stepscope.records.normal import NORMAL_95, median
 from stepscope.step.edit import scale_tasks
 from stepscope.step.graph import StepGraph
 from stepscope.step.replay import step_ns
@@ -114,7 +114,7 @@ def _why_not(stragglers: Stragglers) -> str:
 
 
 def _median_of_others(own_ms: Floats, slowest: int) -> float:
-    return float(np.median(np.delete(own_ms, slowest)))
+    return median(np.delete(own_ms, slowest))
 
 
 def _gain(own_ms: Floats) -> tuple[int, float]:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from stepscope.records.folders import ABSENT, MARKS, STEP
+from stepscope.records.normal import median
 from stepscope.records.quality import (
     MAX_DURATION_NS,
     Bytes,
@@ -172,7 +173,7 @@ def fill_phases(
     if not len(unnoted) or not len(noted):
         return filled
     # One that stalled in a phase says nothing about its neighbours.
-    noted = noted[wall_ns[noted] <= _LONG * np.median(wall_ns[noted])]
+    noted = noted[wall_ns[noted] <= _LONG * median(wall_ns[noted])]
     place = np.searchsorted(noted, unnoted)
     low, high = np.maximum(place - _NEAR, 0), np.minimum(place + _NEAR, len(noted))
 
@@ -182,7 +183,7 @@ def fill_phases(
 
     sums = {name: near(filled[name]) for name in USUAL_PHASES if name in filled}
     of_all = np.maximum(sum(sums.values(), np.zeros(len(unnoted), np.int64)), 1)
-    usual = np.median(wall_ns[unnoted])
+    usual = median(wall_ns[unnoted])
     left = np.minimum(unnoted_ns[unnoted], int(_LONG * usual))
     for name, of_phase in sums.items():
         column = filled[name].copy()
@@ -197,7 +198,7 @@ def noting_ns(step_ns: Ints, noted: StepFlags, plain: StepFlags) -> int:
     pairs = np.flatnonzero(noted[1:] & ~noted[:-1] & plain[1:] & plain[:-1]) + 1
     if len(pairs) < _ENOUGH:
         return 0
-    return max(0, int(np.median(step_ns[pairs] - step_ns[pairs - 1])))
+    return max(0, int(median(step_ns[pairs] - step_ns[pairs - 1])))
 
 
 def with_unnoted(steps: StepColumns, unnoted_ns: Ints) -> StepColumns:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.records.folders import STEPS_FILE
+from stepscope.records.normal import median
 
 if TYPE_CHECKING:
     from stepscope.records.rank import StepColumns
@@ -75,7 +76,6 @@ def _names(folder: Path) -> list[str]:
 def _most_typical(windows: Sequence[int], rank: Path) -> int:
     if len(windows) < 2:
         return windows[0]
-    import numpy as np
 
     from stepscope.trace.decode import Oddities
     from stepscope.trace.run_folder.step_files import read_step_columns
@@ -83,7 +83,7 @@ def _most_typical(windows: Sequence[int], rank: Path) -> int:
     steps = read_step_columns(rank, Oddities(STEPS_FILE))
     if steps is None or not steps.plain.any():
         return windows[-1]
-    typical = float(np.median(steps.step_ns[steps.plain]))
+    typical = median(steps.step_ns[steps.plain])
     apart = [abs(_level(steps, window) / typical - 1) for window in windows]
     alike = max(_ALIKE, min(apart))
     return max(window for window, far in zip(windows, apart, strict=True) if far <= alike)
@@ -95,7 +95,7 @@ def _level(steps: StepColumns, window: int) -> float:
 
     first = _first_window_step(steps) if window == 0 else window
     near = steps.plain & (np.abs(steps.number - first) <= _AROUND)
-    return float(np.median(steps.step_ns[near])) if near.any() else float("inf")
+    return median(steps.step_ns[near]) if near.any() else float("inf")
 
 
 def _first_window_step(steps: StepColumns) -> int:

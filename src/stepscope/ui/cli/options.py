@@ -9,14 +9,13 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.measure.settings import STEP_ON
+from stepscope.records.folders import STEP_ON
 from stepscope.text.words import SITE
 from stepscope.ui.user_input import parse_share, parse_size, parse_time, require_folder
 
@@ -133,6 +132,8 @@ class VerbCommand(click.Command):
         asked = name.lstrip("-").lower()
         near = [flag for flag, text in known.items() if len(asked) > 1 and text.startswith(asked)]
         if not near:
+            from difflib import get_close_matches
+
             words = get_close_matches(asked, known.values(), _MOST_HINTS, _NEAR)
             near = [flag for word in words for flag, text in known.items() if text == word]
         if not near and f"--{_MEANT.get(asked)}" in known:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from stepscope.records.explanation import Place
 from stepscope.records.job import Job
+from stepscope.records.normal import median
 from stepscope.records.run import (
     STALL_CAUSES,
     RankRun,
@@ -156,7 +157,7 @@ def _since_first(all_series: Sequence[StepSeries]) -> tuple[int, list[Ints]]:
 
 def _start_unit(all_series: Sequence[StepSeries]) -> int:
     """A power of ten: a typical step is at least _FINEST_START of it."""
-    typical_us = min(float(np.median(series.step_ns)) for series in all_series) / 1e3
+    typical_us = min(median(series.step_ns) for series in all_series) / 1e3
     return int(10 ** max(0, math.floor(math.log10(max(1.0, typical_us / _FINEST_START)))))
 
 
@@ -224,7 +225,7 @@ def _in_turn(heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _middle(step_us: NDArray[np.float64]) -> dict[str, float]:
     return {
         "mean": float(step_us.mean()),
-        "median": float(np.median(step_us)),
+        "median": median(step_us),
         "p99": float(np.percentile(step_us, 99)),
     }
 

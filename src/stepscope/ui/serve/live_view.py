@@ -23,6 +23,7 @@ from stepscope.records.folders import (
     plan_name,
     step_trace,
 )
+from stepscope.records.normal import median
 from stepscope.records.rank import ALL_PHASES, StepColumns
 from stepscope.records.run import STALL_CAUSES, LiveRank, LiveRun, StepSeries, VerdictNow
 from stepscope.text.figures import long_duration, milliseconds, percent, significant, size
@@ -325,7 +326,7 @@ def _top_ms(values: Sequence[float] | NDArray[np.float64]) -> ChartTop | None:
     """
     if not len(values):
         return None
-    top = max(1e-6, min(float(np.max(values)), _HIGHEST_TOP * float(np.median(values))))
+    top = max(1e-6, min(float(np.max(values)), _HIGHEST_TOP * median(values)))
     return ChartTop(value=top, words=milliseconds(top))
 
 

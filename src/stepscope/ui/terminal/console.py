@@ -18,6 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.records.normal import median
 from stepscope.records.run import STALL_CAUSES, StepSeries
 from stepscope.text.figures import percent
 from stepscope.text.words import STEP_PARTS
@@ -325,7 +326,7 @@ def draw_steps(series: StepSeries, width: int, last: int | None = None) -> Text:
     means = _sums(times, width) / np.maximum(_sums(np.ones(len(times)), width), 1)
     if not len(means):
         return Text()
-    typical = max(float(np.median(means)), 1.0)
+    typical = max(median(means), 1.0)
     top = min(max(float(means.max()), _LOWEST_TOP * typical), _HIGHEST_TOP * typical)
     heights = np.clip(means / top * len(_HEIGHTS), 0, len(_HEIGHTS) - 1).astype(int)
     return Text.assemble(

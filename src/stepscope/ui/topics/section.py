@@ -7,8 +7,9 @@ has more room: there a column may have a longer heading and other words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 Row = TypeVar("Row")
 
@@ -33,10 +34,9 @@ class Cells(NamedTuple):
     rows: list[list[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table(Generic[Row]):
+class Table(msgspec.Struct, Generic[Row], frozen=True, kw_only=True):
     columns: Sequence[Column[Row]]
-    rows: Iterable[Row] = field(default=())
+    rows: Iterable[Row] = ()
     title: str = ""
 
     def for_terminal(self, *left_out: str) -> Cells:

@@ -17,6 +17,7 @@ import numpy as np
 from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.measure.session.trial import ENOUGH
 from stepscope.measure.settings import Settings
+from stepscope.records.normal import median
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.text.figures import long_duration
 from stepscope.text.words import counted
@@ -60,7 +61,7 @@ class TrialRun:
 
     @property
     def median_ms(self) -> float:
-        return float(np.median(self.step_ms))
+        return median(self.step_ms)
 
     @property
     def counts(self) -> bool:
