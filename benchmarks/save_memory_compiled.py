@@ -17,15 +17,25 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import save_memory_models as models
+from stepscope.fix import save_memory
+from stepscope.fix.saved.compiled import operator_costs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WARM_UP, TIMED, CHECKED = 3, 20, 5
 
 
 @contextlib.contextmanager
 def alone(lock: str) -> Any:
-    with open(lock, "w") as file:
+    with Path(lock).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
@@ -33,99 +43,35 @@ def alone(lock: str) -> Any:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _settle(device: Any) -> None:
-    import torch
+@dataclass(slots=True)
+class Way:
+    """A way to train: `plain`, `torch:BUDGET`, a share of time, `rSHARE` with rounding."""
 
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    name: str
+    savers: list[Any] = field(default_factory=list)
+    models: list[torch.nn.Module] = field(default_factory=list)
 
-
-def row(
-    name: str, way: str, lock: str, *, bf16: bool, tiny: bool, deterministic: bool, barrier: int
-) -> dict[str, Any]:
-    import save_memory_models as models
-    import torch
-
-    from stepscope.fix.saved.compiled import operator_costs
-    from stepscope.fix.saved.compiled.compiled_saver import CompiledSaver
-    from stepscope.records.change_values import MemoryTarget
-
-    measure = operator_costs._measure
-
-    def measure_alone(*given: Any) -> Any:
-        with alone(lock):
-            return measure(*given)
-
-    operator_costs._measure = measure_alone
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cudnn.deterministic = True
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    savers: list[CompiledSaver] = []
-    held: list[torch.nn.Module] = []
-
-    def change(model: torch.nn.Module) -> torch.nn.Module:
-        held.append(model)
+    def change(self, model: torch.nn.Module) -> torch.nn.Module:
+        self.models.append(model)
         model.compile()
-        if way.startswith("torch:"):
+        if self.name.startswith("torch:"):
             import torch._functorch.config as config
 
-            config.activation_memory_budget = float(way.removeprefix("torch:"))
-        elif not way.startswith("plain"):
-            rounding = way.startswith("r")
-            share = None if "least" in way else float(way.removeprefix("r"))
-            savers.append(CompiledSaver(model, MemoryTarget(max_slowdown=share), exact=not rounding))
+            config.activation_memory_budget = float(self.name.removeprefix("torch:"))
+        elif not self.name.startswith("plain"):
+            share = None if "least" in self.name else float(self.name.removeprefix("r"))
+            rounding = self.name.startswith("r")
+            self.savers.append(save_memory(model, max_slowdown=share, rounding=rounding))
         return model
 
-    step = models.build(name, models.Changed(change), device, tiny=tiny)
-    on = torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
-    losses = []
+    def weights(self) -> str:
+        digest = hashlib.sha256()
+        for weight in (weight for model in self.models for weight in model.parameters()):
+            digest.update(weight.detach().float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:12]
 
-    def run(number: int) -> None:
-        torch.manual_seed(number)
-        with on:
-            losses.append(step(number))
-
-    begin = time.perf_counter()
-    run(0)  # compiles
-    with alone(lock):
-        for number in range(1, CHECKED):
-            run(number)
-        _settle(device)
-    digest = hashlib.sha256()
-    for parameter in (p for model in held for p in model.parameters()):
-        digest.update(parameter.detach().float().cpu().numpy().tobytes())
-    compiled_s = time.perf_counter() - begin
-    checked = [float(loss) for loss in losses]
-    result = {"name": name, "way": way, "bf16": bf16, "losses": checked}
-    result["weights"] = digest.hexdigest()[:12]
-    result["compile_s"] = round(compiled_s, 1)
-    Path(f"{lock}.{os.getpid()}").touch()
-    while barrier and len(list(Path(lock).parent.glob(f"{Path(lock).name}.*"))) < barrier:
-        time.sleep(0.2)
-    with alone(lock):
-        for number in range(WARM_UP):
-            run(number)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-            losses.clear()
-            torch.cuda.reset_peak_memory_stats()
-            static = torch.cuda.memory_allocated()
-            times = []
-            for number in range(TIMED):
-                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-                events[0].record()
-                run(number)
-                events[1].record()
-                torch.cuda.synchronize()
-                times.append(events[0].elapsed_time(events[1]))
-            result["step_ms"] = round(statistics.median(times), 3)
-            result["static_mb"] = static / 1e6
-            result["above_mb"] = (torch.cuda.max_memory_allocated() - static) / 1e6
-    for saver in savers:
-        result["notes"] = saver.notes
-        result["plans"] = [
+    def plans(self) -> list[dict[str, Any]]:
+        return [
             {
                 "saved_mb": [plan.saved_bytes_before / 1e6, plan.saved_bytes / 1e6],
                 "peak_mb": [plan.peak_bytes_before / 1e6, plan.peak_bytes / 1e6],
@@ -133,11 +79,74 @@ def row(
                 "ms": [plan.step_ns / 1e6, plan.extra_ns / 1e6],
                 "repeated": plan.repeated,
                 "planning_s": plan.planning_ns / 1e9,
-                "ladder": [(p.share, p.peak_bytes / 1e6, p.time_ns / 1e6) for p in plan.ladder],
+                "ladder": [
+                    (point.share, point.peak_bytes / 1e6, point.step_ns / 1e6)
+                    for point in plan.ladder
+                ],
             }
-            for plan in saver.plans
+            for saver in self.savers
+            for plan in saver.graphs
         ]
-    return result
+
+
+def row(name: str, options: Any) -> dict[str, Any]:
+    measure = operator_costs._measure
+
+    def measure_alone(*given: Any) -> Any:
+        with alone(options.lock):
+            return measure(*given)
+
+    operator_costs._measure = measure_alone
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.use_deterministic_algorithms(options.deterministic, warn_only=True)
+    torch.backends.cudnn.deterministic = options.deterministic
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    way = Way(options.row[1])
+    step = models.build(name, models.Changed(way.change), device, tiny=options.tiny)
+    precision = torch.autocast(device.type, torch.bfloat16, enabled=not options.fp32)
+
+    def run(number: int) -> float:
+        torch.manual_seed(number)
+        with precision:
+            return float(step(number))
+
+    begin = time.perf_counter()
+    losses = [run(0)]  # compiles
+    with alone(options.lock):
+        losses += [run(number) for number in range(1, CHECKED)]
+    result = {"name": name, "way": way.name, "losses": losses, "weights": way.weights()}
+    result["compile_s"] = round(time.perf_counter() - begin, 1)
+    Path(f"{options.lock}.{os.getpid()}").touch()
+    waiting = Path(options.lock)
+    while len(list(waiting.parent.glob(f"{waiting.name}.*"))) < options.barrier:
+        time.sleep(0.2)
+    with alone(options.lock):
+        result |= timed(run, device)
+    return {**result, "plans": way.plans(), "notes": [n for s in way.savers for n in s.notes]}
+
+
+def timed(run: Callable[[int], float], device: torch.device) -> dict[str, Any]:
+    """Return the median step and the peak above what is there between steps, on a GPU."""
+    for number in range(WARM_UP):
+        run(number)
+    if device.type != "cuda":
+        return {}
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    static = torch.cuda.memory_allocated()
+    times = []
+    for number in range(TIMED):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run(number)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return {
+        "step_ms": round(statistics.median(times), 3),
+        "static_mb": static / 1e6,
+        "above_mb": (torch.cuda.max_memory_allocated() - static) / 1e6,
+    }
 
 
 def main() -> None:
@@ -154,18 +163,7 @@ def main() -> None:
     parser.add_argument("--lock", default="/tmp/save_memory_compiled.lock")
     options = parser.parse_args()
     if options.row:
-        print(
-            json.dumps(
-                row(
-                    *options.row,
-                    options.lock,
-                    bf16=not options.fp32,
-                    tiny=options.tiny,
-                    deterministic=options.deterministic,
-                    barrier=options.barrier,
-                )
-            )
-        )
+        print(json.dumps(row(options.row[0], options)))
         return
     waiting = [(name, way) for name in options.names for way in options.ways]
     running: dict[Any, Any] = {}
@@ -188,7 +186,9 @@ def main() -> None:
             for process in [one for one in running if one.poll() is not None]:
                 name, way = running.pop(process)
                 text, errors = process.communicate()
-                line = text.strip().splitlines()[-1:] or [json.dumps({"name": name, "way": way, "error": errors[-1500:]})]
+                line = text.strip().splitlines()[-1:] or [
+                    json.dumps({"name": name, "way": way, "error": errors[-1500:]})
+                ]
                 out.write(line[0] + "\n")
                 out.flush()
                 show(json.loads(line[0]))

@@ -211,8 +211,8 @@ def measure() -> list[Budget]:
     source = lines_of(SOURCE)
     comments = round(100 * comment_lines(SOURCE) / source, 1)
     return [
-        Budget("Python lines of src, without blanks", source, 135_700, 95_000),
-        Budget("Python lines of tests, without blanks", lines_of(ROOT / "tests"), 93_200, 60_000),
+        Budget("Python lines of src, without blanks", source, 133_000, 95_000),
+        Budget("Python lines of tests, without blanks", lines_of(ROOT / "tests"), 91_600, 60_000),
         Budget("modules of src", len(trees()), 604, 620),
         Budget("explain of a small trace: files entered", explain.files, 156, 170),
         Budget("explain of a small trace: functions", explain.functions, 1_830, 1_500),
@@ -220,7 +220,7 @@ def measure() -> list[Budget]:
         Budget("whatif --set precision=bf16: files entered", whatif.files, 140, 150),
         Budget("modules in one folder", max(folder_sizes().values()), 26, 25),
         Budget("longest chain of imports from a verb", len(longest_chain()), 21, 14),
-        Budget("modules that one neighbour alone imports", len(for_one_neighbour()), 52, 60),
+        Budget("modules that one neighbour alone imports", len(for_one_neighbour()), 53, 60),
         Budget("lines of a function, nine of ten", lengths[len(lengths) * 9 // 10], 30, 30),
         Budget("lines of the longest function", lengths[-1], 120, 120),
         Budget("functions of over 7 arguments", sum(f.arguments > 7 for f in functions()), 18, 10),

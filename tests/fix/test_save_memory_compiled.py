@@ -25,7 +25,7 @@ STEPS = 3
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On a CPU all operators are quick: times of a GPU make the plans independent of the machine."""
+    """Times of a GPU make the plans independent of this machine."""
     from stepscope.fix.saved.compiled import operator_costs
 
     monkeypatch.setattr(operator_costs, "_measure", lambda *_given: ({}, 4000.0))
@@ -153,7 +153,9 @@ def test_backward_holds_what_the_plan_says() -> None:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in owned | {x.untyped_storage()._cdata}:
                     bytes_of[storage._cdata] = storage.nbytes()
-            nodes += [following for following, _slot in node.next_functions if following is not None]
+            nodes += [
+                following for following, _slot in node.next_functions if following is not None
+            ]
         return sum(bytes_of.values()), saver
 
     before, _none = saved(lambda _model: None)
@@ -173,7 +175,8 @@ def test_more_time_never_gives_a_larger_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "most"), [({"reduce": 0.4}, 0.6), ({"batch": "1.3x"}, None), ({"budget": "3MB"}, None)]
+    ("target", "most"),
+    [({"reduce": 0.4}, 0.6), ({"batch": "1.3x"}, None), ({"budget": "3MB"}, None)],
 )
 def test_a_limit_of_memory_is_met_in_the_least_time(target: Any, most: float | None) -> None:
     saver = train(Transformer, lambda model: save_memory(model, **target))[2]
@@ -230,12 +233,12 @@ def test_settings_of_the_compiler_are_restored() -> None:
 
 
 STAGES = (
-    "step_graph.read_step_graph",
+    "joint_graph.read_joint_graph",
     "operator_costs.set_costs",
     "recompute_ladder.RecomputeLadder.__init__",
     "recompute_ladder.RecomputeLadder.choose",
     "recompute_ladder.RecomputeLadder.points",
-    "split_graphs.split_again",
+    "partitioner.split_again",
     "graph_plan.describe",
 )
 

@@ -100,9 +100,16 @@ ACTIVATION_CHECKPOINTING = Fix(
 #
 # Values are targets as records/change_values.py reads them: max, 5%, 0.5, 12GB, 2x.
 
+_COMPILED = (
+    "the script compiles its model, and the compiler already frees what is free to recompute. "
+    "Call stepscope.fix.save_memory(model) in the script before its first step to free more"
+)
+
+
 def _why_not_save_memory(facts: ScriptFacts, value: str) -> str | None:
     checkpointed = "the script already checkpoints its blocks, which then save little else"
     return first_reason(
+        (facts.compiled, _COMPILED),
         (facts.checkpointed, checkpointed),
         (not facts.roots, "stepscope saw no call of a model"),
     )

@@ -30,7 +30,7 @@ def save_memory(
     warmup: int = 1,
     lossy: str | None = None,
     heavy: bool = False,
-    compile: bool = False,
+    compile: bool = False,  # noqa: A002  # the word of torch
     rounding: bool = False,
 ) -> MemorySaver:
     """Save less for the model's backward pass, with the same results to the last bit.
@@ -45,8 +45,8 @@ def save_memory(
 
     A model that torch.compile compiles, or that `compile=True` compiles here, is planned when its
     graphs are compiled: call this before its first step. Matmuls and convolutions may always be
-    repeated there. `rounding=True` lets the compiler fuse what is repeated with its readers: more is
-    freed, and results are rounded as by another compilation."""
+    repeated there, and on a GPU sums may be rounded as by another compilation. `rounding=True` lets
+    the compiler fuse what is repeated with its readers: more is freed, and more is rounded."""
     if lossy is not None and lossy not in LOSSY:
         raise UsageError(f"lossy={lossy!r}: pass one of {', '.join(LOSSY)}")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):

@@ -121,7 +121,8 @@ class SavePlan:
         return replace(self, uses=tuple(replace(use, shape=None) for use in self.uses))
 
     def changes_something(self) -> bool:
-        return any(one.action != KEEP for one in (*self.uses, *self.rows))
+        actions = [use.action for use in self.uses] + [row.action for row in self.rows]
+        return any(action != KEEP for action in actions)
 
     @property
     def slowdown(self) -> float:

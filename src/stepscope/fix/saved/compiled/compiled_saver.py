@@ -1,4 +1,4 @@
-"""What `save_memory` returns for a compiled model: its graphs are planned while they are compiled."""
+"""What `save_memory` returns for a compiled model: graphs are planned as they are compiled."""
 
 from __future__ import annotations
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stepscope.fix.saved.compiled.operator_costs import DeviceSpeed
-from stepscope.fix.saved.compiled.step_graph import (
+from stepscope.fix.saved.compiled.joint_graph import (
     ELEMENT,
     PLACEHOLDER,
     POINTWISE,
     REDUCTION,
     GraphValue,
-    StepGraph,
+    JointGraph,
 )
+from stepscope.fix.saved.compiled.operator_costs import DeviceSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class SimulatedStep:
     time_ns: int
 
 
-def kept_values(graph: StepGraph, repeated: set[GraphValue]) -> list[GraphValue]:
+def kept_values(graph: JointGraph, repeated: set[GraphValue]) -> list[GraphValue]:
     """Return what forward hands to backward, in forward's order."""
     needed = {value for value in graph.saved if value not in repeated}
     return sorted(needed | read_again(repeated), key=lambda value: value.number)
@@ -38,7 +38,7 @@ def read_again(repeated: set[GraphValue]) -> set[GraphValue]:
     return {source for value in repeated for source in value.inputs if source not in repeated}
 
 
-def backward_order(graph: StepGraph, repeated: set[GraphValue]) -> list[GraphValue]:
+def backward_order(graph: JointGraph, repeated: set[GraphValue]) -> list[GraphValue]:
     """Return backward's operators, with each repetition before its first reader."""
     order: list[GraphValue] = []
     done: set[GraphValue] = set()
@@ -60,7 +60,7 @@ def backward_order(graph: StepGraph, repeated: set[GraphValue]) -> list[GraphVal
     return order
 
 
-def simulate(graph: StepGraph, repeated: set[GraphValue], speed: DeviceSpeed) -> SimulatedStep:
+def simulate(graph: JointGraph, repeated: set[GraphValue], speed: DeviceSpeed) -> SimulatedStep:
     kept = kept_values(graph, repeated)
     kept_bytes = sum(value.size_bytes for value in kept if not value.free)
     stays = {*kept, *graph.outputs}
@@ -104,7 +104,9 @@ def _run(
         fused = value.kind == POINTWISE and value not in apart and last_use.get(value) != len(order)
         fused = fused and all(order[reader].kind in (POINTWISE, REDUCTION) for reader in readers)
         written[position] = not fused
-        used_at[position] = position if not fused else max((used_at[r] for r in readers), default=position)
+        used_at[position] = (
+            position if not fused else max((used_at[r] for r in readers), default=position)
+        )
         for source in value.inputs:
             if last_use.get(source, -1) < used_at[position]:
                 last_use[source] = used_at[position]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stepscope.fix.saved.compiled.graph_memory import SimulatedStep, kept_values
+from stepscope.fix.saved.compiled.joint_graph import GraphValue, JointGraph, operator_name
 from stepscope.fix.saved.compiled.recompute_ladder import LadderStep
-from stepscope.fix.saved.compiled.step_graph import GraphValue, StepGraph, operator_name
 from stepscope.fix.saved.save_plan import KEEP, RECOMPUTE, LadderPoint, PlanRow, SavePlan
 from stepscope.records.change_values import MemoryTarget
 
@@ -42,7 +42,7 @@ class GraphPlan:
 
 
 def describe(
-    graph: StepGraph,
+    graph: JointGraph,
     plain: SimulatedStep,
     chosen: LadderStep,
     planning_ns: int,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from stepscope.fix.saved.compiled.step_graph import (
+from stepscope.fix.saved.compiled.joint_graph import (
     FIXED,
     KERNEL,
     POINTWISE,
-    REDUCTION,
     GraphValue,
-    StepGraph,
+    JointGraph,
     length,
     operator_name,
 )
@@ -42,7 +40,7 @@ class DeviceSpeed:
         return int(size_bytes / self.bytes_per_ns)
 
 
-def set_costs(graph: StepGraph, device: torch.device) -> DeviceSpeed:
+def set_costs(graph: JointGraph, device: torch.device) -> DeviceSpeed:
     """Set what every operator of both graphs takes when it runs alone."""
     kernels = dict[Any, list[GraphValue]]()
     for value in (*graph.forward, *graph.backward):
@@ -68,7 +66,7 @@ def set_costs(graph: StepGraph, device: torch.device) -> DeviceSpeed:
     return speed
 
 
-def _set_fused_costs(graph: StepGraph, speed: DeviceSpeed) -> None:
+def _set_fused_costs(graph: JointGraph, speed: DeviceSpeed) -> None:
     """A saved value is written again, and its kernel reads what it is made of.
 
     Where rounding may differ, pointwise readers compute it themselves.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stepscope.fix.saved.compiled.graph_memory import SimulatedStep, simulate
-from stepscope.fix.saved.compiled.min_cut import UNBOUNDED, GrowingCut
+from stepscope.fix.saved.compiled.joint_graph import PLACEHOLDER, GraphValue, JointGraph
 from stepscope.fix.saved.compiled.operator_costs import DeviceSpeed
-from stepscope.fix.saved.compiled.step_graph import PLACEHOLDER, GraphValue, StepGraph
 from stepscope.records.change_values import MemoryTarget
 
+UNBOUNDED = 1 << 62
 _CUTS = 18
 _SEGMENTS = (8, 32)  # of forward, whose borders are kept
 _GRAIN = 1000  # capacities are bytes times this
@@ -26,7 +27,7 @@ class LadderStep:
     step: SimulatedStep
 
 
-def nested_choices(graph: StepGraph, held: set[GraphValue]) -> list[set[GraphValue]]:
+def nested_choices(graph: JointGraph, held: set[GraphValue]) -> list[set[GraphValue]]:
     """Return groups of values; each prefix of the list is a choice, ever more is recomputed.
 
     For a price of time in bytes, a minimum cut finds the choice with the least sum of saved bytes
@@ -51,7 +52,7 @@ def _worth(group: set[GraphValue]) -> int:
     return round(4 * math.log2(max(1, freed) / max(1, cost_ns)))
 
 
-def _cuts(graph: StepGraph, held: set[GraphValue]) -> list[set[GraphValue]]:
+def _cuts(graph: JointGraph, held: set[GraphValue]) -> list[set[GraphValue]]:
     """Return choices for rising prices of time."""
     values = _ancestors(graph)
     entry = {value: 2 + 2 * place for place, value in enumerate(values)}
@@ -77,7 +78,9 @@ def _cuts(graph: StepGraph, held: set[GraphValue]) -> list[set[GraphValue]]:
     first_price, last_price = 0.02 * min(rates, default=1.0), 2 * max(rates, default=1.0)
     total_ns = sum(value.cost_ns for value in values)
     first_price = max(first_price, 0.05 * sum(v.size_bytes for v in graph.saved) / max(1, total_ns))
-    ratio = max(1.01, (last_price / first_price) ** (1 / _CUTS)) if last_price > first_price else 2.0
+    ratio = (
+        max(1.01, (last_price / first_price) ** (1 / _CUTS)) if last_price > first_price else 2.0
+    )
     price, before = first_price, 0.0
     choices = []
     while price <= last_price:
@@ -90,7 +93,7 @@ def _cuts(graph: StepGraph, held: set[GraphValue]) -> list[set[GraphValue]]:
     return choices
 
 
-def _ancestors(graph: StepGraph) -> list[GraphValue]:
+def _ancestors(graph: JointGraph) -> list[GraphValue]:
     waiting, seen = list(graph.saved), set(graph.saved)
     while waiting:
         for source in waiting.pop().inputs:
@@ -120,7 +123,7 @@ def _connected(values: set[GraphValue]) -> list[set[GraphValue]]:
     return sorted(unique.values(), key=lambda group: min(value.number for value in group))
 
 
-def narrow_places(graph: StepGraph, segments: int) -> set[GraphValue]:
+def narrow_places(graph: JointGraph, segments: int) -> set[GraphValue]:
     """Return what forward carries from one segment to the next, where that is least.
 
     Recomputing across such a place would make all values before it at once.
@@ -150,7 +153,7 @@ def narrow_places(graph: StepGraph, segments: int) -> set[GraphValue]:
 class RecomputeLadder:
     """Choices in several orders, in each of which every choice recomputes more than the last."""
 
-    def __init__(self, graph: StepGraph, speed: DeviceSpeed) -> None:
+    def __init__(self, graph: JointGraph, speed: DeviceSpeed) -> None:
         self._graph, self._speed = graph, speed
         held = [set[GraphValue](), *(narrow_places(graph, count) for count in _SEGMENTS)]
         self._orders = [nested_choices(graph, values) for values in held]
@@ -222,3 +225,82 @@ class RecomputeLadder:
                     high = middle
                 else:
                     low = middle
+
+
+class GrowingCut:
+    """A flow network between vertex 0 (source) and vertex 1 (sink).
+
+    Capacities only grow, so the flow found so far stays valid and `solve` adds to it: a whole
+    series of cuts costs little more than its last one.
+    """
+
+    def __init__(self, vertices: int) -> None:
+        self._edges: list[list[int]] = [[] for _ in range(vertices)]
+        self._heads: list[int] = []
+        self._room: list[int] = []  # what an edge can still carry; its reverse edge has number ^ 1
+
+    def connect(self, tail: int, head: int, capacity: int) -> int:
+        """Return the number of the new edge."""
+        number = len(self._heads)
+        self._heads += [head, tail]
+        self._room += [capacity, 0]
+        self._edges[tail].append(number)
+        self._edges[head].append(number + 1)
+        return number
+
+    def grow(self, edge: int, by: int) -> None:
+        self._room[edge] += by
+
+    def solve(self) -> list[bool]:
+        """Return for each vertex whether it is on the source's side of a minimum cut."""
+        while True:
+            levels = self._levels()
+            if levels[1] < 0:
+                return [level >= 0 for level in levels]
+            self._saturate(levels)
+
+    def _levels(self) -> list[int]:
+        """Return each vertex's distance from the source, -1 where no room leads to it."""
+        levels = [-1] * len(self._edges)
+        levels[0] = 0
+        waiting = deque([0])
+        while waiting:
+            vertex = waiting.popleft()
+            for edge in self._edges[vertex]:
+                head = self._heads[edge]
+                if levels[head] < 0 and self._room[edge] > 0:
+                    levels[head] = levels[vertex] + 1
+                    waiting.append(head)
+        return levels
+
+    def _saturate(self, levels: list[int]) -> None:
+        """Push flow along shortest paths until none is left (Dinic)."""
+        edges, heads, room = self._edges, self._heads, self._room
+        following = [0] * len(edges)  # the next edge to try at each vertex
+        path: list[int] = []
+        vertex = 0
+        while True:
+            if vertex == 1:
+                amount = min(room[edge] for edge in path)
+                for edge in path:
+                    room[edge] -= amount
+                    room[edge ^ 1] += amount
+                # Go on from the first edge that is now full.
+                cut = next(place for place, edge in enumerate(path) if room[edge] == 0)
+                vertex = heads[path[cut] ^ 1]
+                del path[cut:]
+                continue
+            tried = edges[vertex]
+            while following[vertex] < len(tried):
+                edge = tried[following[vertex]]
+                if room[edge] > 0 and levels[heads[edge]] == levels[vertex] + 1:
+                    break
+                following[vertex] += 1
+            if following[vertex] < len(tried):
+                path.append(tried[following[vertex]])
+                vertex = heads[path[-1]]
+            elif path:
+                vertex = heads[path.pop() ^ 1]
+                following[vertex] += 1
+            else:
+                return

@@ -16,34 +16,131 @@ aten, prims = torch.ops.aten, torch.ops.prims
 # Inductor computes these in other orders when their surroundings change, so a repetition may
 # round differently. Their results are small and stay.
 _REDUCTIONS = frozenset(
-    "sum mean var var_mean std std_mean prod any all amax amin argmax argmin max min norm logsumexp "
-    "linalg_vector_norm prepare_softmax_online cumsum cumprod logcumsumexp _softmax _log_softmax "
-    "sum_to_size _grad_sum_to_size native_layer_norm native_group_norm native_batch_norm".split()
+    [
+        "sum",
+        "mean",
+        "var",
+        "var_mean",
+        "std",
+        "std_mean",
+        "prod",
+        "any",
+        "all",
+        "amax",
+        "amin",
+        "argmax",
+        "argmin",
+        "max",
+        "min",
+        "norm",
+        "logsumexp",
+        "linalg_vector_norm",
+        "prepare_softmax_online",
+        "cumsum",
+        "cumprod",
+        "logcumsumexp",
+        "_softmax",
+        "_log_softmax",
+        "sum_to_size",
+        "_grad_sum_to_size",
+        "native_layer_norm",
+        "native_group_norm",
+        "native_batch_norm",
+    ]
 )
 _POINTWISE_PRIMS = frozenset(
-    "convert_element_type inductor_random inductor_lookup_seed inductor_randint iota fma "
-    "device_put where broadcast_in_dim".split()
+    [
+        "convert_element_type",
+        "inductor_random",
+        "inductor_lookup_seed",
+        "inductor_randint",
+        "iota",
+        "fma",
+        "device_put",
+        "where",
+        "broadcast_in_dim",
+    ]
 )
 _INDEXING = frozenset(
-    "where full full_like zeros zeros_like ones ones_like scalar_tensor arange index gather embedding "
-    "clone lift_fresh_copy constant_pad_nd flip triu tril cat clamp_min clamp_max _unsafe_index "
-    "_to_copy copy slice_scatter select_scatter new_zeros new_full new_ones empty logical_not "
-    "upsample_nearest2d _low_memory_max_pool_offsets_to_indices "
-    "max_pool2d_with_indices_backward avg_pool2d_backward".split()
+    [
+        "where",
+        "full",
+        "full_like",
+        "zeros",
+        "zeros_like",
+        "ones",
+        "ones_like",
+        "scalar_tensor",
+        "arange",
+        "index",
+        "gather",
+        "embedding",
+        "clone",
+        "lift_fresh_copy",
+        "constant_pad_nd",
+        "flip",
+        "triu",
+        "tril",
+        "cat",
+        "clamp_min",
+        "clamp_max",
+        "_unsafe_index",
+        "_to_copy",
+        "copy",
+        "slice_scatter",
+        "select_scatter",
+        "new_zeros",
+        "new_full",
+        "new_ones",
+        "empty",
+        "logical_not",
+        "upsample_nearest2d",
+        "_low_memory_max_pool_offsets_to_indices",
+        "max_pool2d_with_indices_backward",
+        "avg_pool2d_backward",
+    ]
 )
 # Whole kernels that give the same bits for the same inputs.
 _REPEATABLE = frozenset(
-    "mm addmm bmm baddbmm convolution _scaled_mm "
-    "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
-    "_scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu".split()
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "_scaled_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    ]
 )
 # These may become a matmul and a fused addition of the bias.
 _BIASED = {"addmm": 0, "baddbmm": 0, "convolution": 2}  # where the bias is among the arguments
 # The rounded result of these is their result of the rounded input.
-_ROUND_ALIKE = frozenset("relu neg abs".split())
+_ROUND_ALIKE = frozenset(["relu", "neg", "abs"])
 _VIEWS = frozenset(
-    "view _unsafe_view reshape permute t transpose expand squeeze unsqueeze select slice alias "
-    "as_strided detach split split_with_sizes unbind diagonal unfold".split()
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "permute",
+        "t",
+        "transpose",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "select",
+        "slice",
+        "alias",
+        "as_strided",
+        "detach",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "diagonal",
+        "unfold",
+    ]
 )
 _ROUNDED = (torch.bfloat16, torch.float16)
 
@@ -81,7 +178,7 @@ class GraphValue:
 
 
 @dataclass(slots=True, eq=False)
-class StepGraph:
+class JointGraph:
     """Forward's values in order, and backward's; `saved` are those that backward gets."""
 
     forward: list[GraphValue]
@@ -97,18 +194,18 @@ class StepGraph:
 def operator_name(node: fx.Node) -> str:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.partition("::")[2]
-    return getattr(target, "__name__", str(target))
+        return str(target._schema.name).partition("::")[2]
+    return str(getattr(target, "__name__", target))
 
 
-def read_step_graph(
+def read_joint_graph(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
     forward_outputs: int,
     owned: Sequence[int] = (),
     *,
     exact: bool = True,
-) -> StepGraph:
+) -> JointGraph:
     """`owned` are the places of parameters and buffers among forward's inputs; `exact` asks for
     the same bits, which the compiler's kernels give only where they stay as they are.
 
@@ -136,7 +233,7 @@ def read_step_graph(
         value.free = value.saved or place in owned
         # Whoever owns an input that is not trained may change it before backward runs.
         value.keepable = value.saved or value in trained
-    graph = StepGraph(
+    graph = JointGraph(
         forward=forward_values,
         backward=[value for value in backward_values if value.kind != PLACEHOLDER],
         saved=list(dict.fromkeys(shown(value) for value in saved)),
@@ -264,7 +361,7 @@ def _size(node: fx.Node) -> int:
     tensor = node.meta.get("val")
     if not isinstance(tensor, torch.Tensor):
         return 0
-    return math.prod(map(length, tensor.shape)) * tensor.element_size()
+    return math.prod(map(length, tensor.shape)) * int(tensor.element_size())
 
 
 def length(extent: Any) -> int:
@@ -280,7 +377,7 @@ def length(extent: Any) -> int:
     return hint
 
 
-def _mark_written(graph: StepGraph) -> None:
+def _mark_written(graph: JointGraph) -> None:
     """Kernels write what others than pointwise kernels read."""
     for value in graph.forward:
         if value.kind != POINTWISE or any(user.kind != POINTWISE for user in value.users):
@@ -290,7 +387,7 @@ def _mark_written(graph: StepGraph) -> None:
         value.free = value.free or value.kind == PLACEHOLDER
 
 
-def _mark_raw(graph: StepGraph) -> None:
+def _mark_raw(graph: JointGraph) -> None:
     """Find who reads a 16-bit value inside the kernel that computes it, where it is still fp32.
 
     A user in a later kernel reads it rounded, from memory. It is in a later kernel if it also
@@ -302,7 +399,9 @@ def _mark_raw(graph: StepGraph) -> None:
         fusible = [user for user in value.users if user.kind == POINTWISE]
         if not fusible:
             continue
-        later = _after_a_kernel(value, max(user.number for user in fusible)) if value.written else set()
+        later = (
+            _after_a_kernel(value, max(user.number for user in fusible)) if value.written else set()
+        )
         graph.raw.update((value, user) for user in fusible if user not in later)
     graph.raw.update(_fused_biases(graph))
     read_raw = {value for value, _user in graph.raw}
@@ -313,7 +412,7 @@ def _mark_raw(graph: StepGraph) -> None:
     }
 
 
-def _fused_biases(graph: StepGraph) -> Iterator[tuple[GraphValue, GraphValue]]:
+def _fused_biases(graph: JointGraph) -> Iterator[tuple[GraphValue, GraphValue]]:
     """Find biases that GPUs add in the kernel after a convolution, before anything is rounded.
 
     The same goes for a matmul whose result only pointwise operators read.
@@ -329,7 +428,7 @@ def _fused_biases(graph: StepGraph) -> Iterator[tuple[GraphValue, GraphValue]]:
             yield bias, user
 
 
-def _forbid_new_layouts(graph: StepGraph) -> None:
+def _forbid_new_layouts(graph: JointGraph) -> None:
     """The compiler lays out pictures as it likes; copies of weights and inputs would lose that."""
     of_inputs: set[GraphValue] = {value for value in graph.forward if value.kind == PLACEHOLDER}
     for value in graph.forward:
@@ -350,5 +449,7 @@ def _after_a_kernel(value: GraphValue, last: int) -> set[GraphValue]:
             continue
         seen.add(place)
         user, separate = place
-        waiting += [(next_user, separate or next_user.kind != POINTWISE) for next_user in user.users]
+        waiting += [
+            (next_user, separate or next_user.kind != POINTWISE) for next_user in user.users
+        ]
     return {user for user, separate in seen if separate and user.kind == POINTWISE}
