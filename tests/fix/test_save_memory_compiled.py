@@ -297,3 +297,15 @@ def test_what_compiled_models_cannot_do_is_refused(option: dict[str, Any]) -> No
 def test_rounding_needs_a_compiled_model() -> None:
     with pytest.raises(UsageError, match="compile=True"):
         save_memory(nn.Linear(2, 2), rounding=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_model_whose_graphs_cannot_be_planned_says_so(backend: str) -> None:
+    model = Transformer()
+    model.compile(backend=backend)
+    if backend == "inductor":
+        model(torch.randn(INPUTS[Transformer]))
+    saver = save_memory(model)
+    model(torch.randn(INPUTS[Transformer])).square().mean().backward()
+    assert saver.plan is None
+    assert "no graph was planned" in saver.notes[0]

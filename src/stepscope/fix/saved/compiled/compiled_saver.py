@@ -24,6 +24,10 @@ _NO_HOOK = (
     "this torch has no place for a plan in compiled graphs (torch._inductor.config has no "
     "custom_partitioner_fn): the compiler's own budget is set instead"
 )
+_NOTHING = (
+    "no graph was planned in the first step: this model was compiled before save_memory was "
+    "called, or by a backend other than Inductor"
+)
 _TAKEN = "torch._inductor.config.custom_partitioner_fn is set already, so graphs stay as they are"
 
 
@@ -154,6 +158,8 @@ class CompiledSaver(MemorySaver):
 
     def _restore_settings(self) -> None:
         if self._before:
+            if not self.graphs and not self.notes and torch.is_grad_enabled():
+                self._note(_NOTHING)
             values = self._before.pop()
             for (place, name, _value), value in zip(self._settings, values, strict=True):
                 setattr(place, name, value)

@@ -15,133 +15,40 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 # Inductor computes these in other orders when their surroundings change, so a repetition may
 # round differently. Their results are small and stay.
-_REDUCTIONS = frozenset(
-    [
-        "sum",
-        "mean",
-        "var",
-        "var_mean",
-        "std",
-        "std_mean",
-        "prod",
-        "any",
-        "all",
-        "amax",
-        "amin",
-        "argmax",
-        "argmin",
-        "max",
-        "min",
-        "norm",
-        "logsumexp",
-        "linalg_vector_norm",
-        "prepare_softmax_online",
-        "cumsum",
-        "cumprod",
-        "logcumsumexp",
-        "_softmax",
-        "_log_softmax",
-        "sum_to_size",
-        "_grad_sum_to_size",
-        "native_layer_norm",
-        "native_group_norm",
-        "native_batch_norm",
-    ]
-)
-_POINTWISE_PRIMS = frozenset(
-    [
-        "convert_element_type",
-        "inductor_random",
-        "inductor_lookup_seed",
-        "inductor_randint",
-        "iota",
-        "fma",
-        "device_put",
-        "where",
-        "broadcast_in_dim",
-    ]
-)
-_INDEXING = frozenset(
-    [
-        "where",
-        "full",
-        "full_like",
-        "zeros",
-        "zeros_like",
-        "ones",
-        "ones_like",
-        "scalar_tensor",
-        "arange",
-        "index",
-        "gather",
-        "embedding",
-        "clone",
-        "lift_fresh_copy",
-        "constant_pad_nd",
-        "flip",
-        "triu",
-        "tril",
-        "cat",
-        "clamp_min",
-        "clamp_max",
-        "_unsafe_index",
-        "_to_copy",
-        "copy",
-        "slice_scatter",
-        "select_scatter",
-        "new_zeros",
-        "new_full",
-        "new_ones",
-        "empty",
-        "logical_not",
-        "upsample_nearest2d",
-        "_low_memory_max_pool_offsets_to_indices",
-        "max_pool2d_with_indices_backward",
-        "avg_pool2d_backward",
-    ]
-)
+_REDUCTIONS = frozenset((
+    "sum", "mean", "var", "var_mean", "std", "std_mean", "prod", "any", "all", "amax", "amin",
+    "argmax", "argmin", "max", "min", "norm", "logsumexp", "linalg_vector_norm",
+    "prepare_softmax_online", "cumsum", "cumprod", "logcumsumexp", "_softmax", "_log_softmax",
+    "sum_to_size", "_grad_sum_to_size", "native_layer_norm", "native_group_norm",
+    "native_batch_norm",
+))  # fmt: skip
+_POINTWISE_PRIMS = frozenset((
+    "convert_element_type", "inductor_random", "inductor_lookup_seed", "inductor_randint",
+    "iota", "fma", "device_put", "where", "broadcast_in_dim",
+))  # fmt: skip
+_INDEXING = frozenset((
+    "where", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "scalar_tensor",
+    "arange", "index", "gather", "embedding", "clone", "lift_fresh_copy", "constant_pad_nd",
+    "flip", "triu", "tril", "cat", "clamp_min", "clamp_max", "_unsafe_index", "_to_copy",
+    "copy", "slice_scatter", "select_scatter", "new_zeros", "new_full", "new_ones",
+    "logical_not", "upsample_nearest2d", "_low_memory_max_pool_offsets_to_indices",
+    "max_pool2d_with_indices_backward", "avg_pool2d_backward",
+))  # fmt: skip
 # Whole kernels that give the same bits for the same inputs.
-_REPEATABLE = frozenset(
-    [
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "_scaled_mm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    ]
-)
+_REPEATABLE = frozenset((
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+))  # fmt: skip
 # These may become a matmul and a fused addition of the bias.
 _BIASED = {"addmm": 0, "baddbmm": 0, "convolution": 2}  # where the bias is among the arguments
 # The rounded result of these is their result of the rounded input.
 _ROUND_ALIKE = frozenset(["relu", "neg", "abs"])
-_VIEWS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "permute",
-        "t",
-        "transpose",
-        "expand",
-        "squeeze",
-        "unsqueeze",
-        "select",
-        "slice",
-        "alias",
-        "as_strided",
-        "detach",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "diagonal",
-        "unfold",
-    ]
-)
+_VIEWS = frozenset((
+    "view", "_unsafe_view", "reshape", "permute", "t", "transpose", "expand", "squeeze",
+    "unsqueeze", "select", "slice", "alias", "as_strided", "detach", "split",
+    "split_with_sizes", "unbind", "diagonal", "unfold",
+))  # fmt: skip
 _ROUNDED = (torch.bfloat16, torch.float16)
 
 PLACEHOLDER, VIEW, ELEMENT, POINTWISE, KERNEL, REDUCTION, FIXED = (

@@ -87,7 +87,7 @@ class MemoryPartitioner(CustomPartitionerFn):  # type: ignore[misc]  # torch is 
         owned = options.get("static_lifetime_input_indices") or ()
         graph = read_joint_graph(forward, backward, outputs, owned, exact=self._exact)
         if not graph.saved:
-            return forward, backward
+            raise UnplannableGraphError("it saves nothing for backward")
         device = _device(forward)
         speed = set_costs(graph, device)
         ladder = RecomputeLadder(graph, speed)
@@ -353,13 +353,12 @@ class _BackwardBuilder:
             new = self._new.node_copy(node, lambda source: self._forward_copy(source, raw=raw))
         else:
             new = self._raw[node]
-            if not self._graph.exact:
-                pass
-            elif value.saved and value.kind in (POINTWISE, KERNEL):
+            exact = self._graph.exact
+            if exact and value.saved and value.kind in (POINTWISE, KERNEL):
                 if value.rounded and self._read_raw(value):
                     new = self._clone(new)
                 self._new.call_function(barriers().write.default, (new,))
-            elif value.rounded:
+            elif exact and value.rounded:
                 new = self._round(new)
         copies[node] = new
         return new
