@@ -76,7 +76,6 @@ class GraphValue:
     free: bool = False  # is in memory in any case while backward runs
     rounded: bool = False  # kernels hold it in fp32 and round it when they write it
     written: bool = False  # forward writes it to memory in any case
-
     fixed: bool = False  # is never recomputed
 
     @property
